@@ -1,0 +1,116 @@
+# All tools go into .venv, all outputs into build; nothing here needs root or touches the rest of the machine.
+#
+#   PYTHON=python3.13   the interpreter of .venv (run `make clean` when changing it)
+#   JOBS=2              how many processes run the tests
+#   TESTS=tests/stores  which tests; PYTEST_FLAGS="-k redis -x" how
+#   BENCH_FLAGS=...     what to hand to the benchmark
+
+PYTHON ?= python3
+JOBS ?= 2
+TESTS ?= tests
+PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+TOOLS := .venv/.tools
+PURE := build/pure/.built
+COMPILED := build/compiled/.built
+RECIPE := pyproject.toml setup.py
+SOURCES := $(RECIPE) $(shell find src -type f ! -name '*.py[co]' ! -path '*.egg-info/*')
+TYPED := $(wildcard src tests benchmarks examples docs/*.py)
+
+# Succeeds where an extension module can be built: the compiler that Python would call, and the headers of Python.
+CAN_COMPILE := $(BIN)/python -c 'import os, shutil, sys, sysconfig as s; \
+	cc = (os.environ.get("CC") or s.get_config_var("CC") or "").split(); \
+	sys.exit(not (cc and shutil.which(cc[0]) and os.path.exists(s.get_config_var("INCLUDEPY") + "/Python.h")))'
+
+# Adds up the reports of several runs of pytest.
+define TALLY
+import sys, xml.etree.ElementTree as xml
+suites = [suite.attrib for path in sys.argv[1:] for suite in xml.parse(path).iter("testsuite")]
+total, skipped, failures, errors = (sum(int(s[k]) for s in suites) for k in ("tests", "skipped", "failures", "errors"))
+failed = failures + errors
+print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
+endef
+export TALLY
+
+.PHONY: help test test-pure test-compiled lint format types bench docs-plots clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## say what there is (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# $(call pytest,build,0 or 1,PYTHONPATH): the suite against one build
+pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
+	--junit-xml build/results/$(1).xml $(PYTEST_FLAGS) $(TESTS)
+
+test: lint types $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
+	@rm -rf build/results
+	@status=0; \
+	echo "== tests, plain Python"; $(call pytest,pure,0,) || status=1; \
+	if [ -e $(COMPILED) ]; then \
+		echo "== tests, compiled"; $(call pytest,compiled,1,$(CURDIR)/build/compiled) || status=1; \
+	fi; \
+	$(BIN)/python -c "$$TALLY" build/results/*.xml && exit $$status
+
+test-pure: $(TOOLS) ## the suite against plain Python only
+	@$(call pytest,pure,0,)
+
+test-compiled: $(COMPILED) ## the suite against the compiled build only
+	@$(call pytest,compiled,1,$(CURDIR)/build/compiled)
+
+lint: $(TOOLS) ## ruff: rules and format
+	@echo "== lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(TOOLS) ## let ruff put the format right, and what else it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(TOOLS) ## mypy, strict
+	@echo "== types"
+	@$(BIN)/mypy $(TYPED)
+
+bench: $(PURE) $(COMPILED) ## measure headgate and its peers side by side
+	@$(BIN)/python -m benchmarks --pure-path build/pure \
+		$$([ ! -e $(COMPILED) ] || echo --compiled-path build/compiled) $(BENCH_FLAGS)
+
+docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
+	@$(BIN)/python docs/plots.py
+
+clean: ## remove everything that make has made, .venv too
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src -name '*.so' -delete
+
+$(BIN)/python:
+	@echo "== installing into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) install --upgrade "pip>=25.1"
+
+$(TOOLS): $(RECIPE) | $(BIN)/python
+	@echo "== tools for tests, lint, build and benchmark"
+	@$(PIP) install --upgrade --group dev
+	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[redis]"
+	@touch $@
+
+$(PURE): $(SOURCES) $(TOOLS)
+	@echo "== building plain Python"
+	@rm -rf build/pure build/lib*
+	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --no-deps --target build/pure .
+	@touch $@
+
+# Without a compiler this makes nothing, and asks again the next time.
+$(COMPILED): $(SOURCES) $(TOOLS)
+	@rm -rf build/compiled build/lib*
+	@if $(CAN_COMPILE); then \
+		echo "== compiling" && \
+		HEADGATE_REQUIRE_COMPILED=1 $(PIP) install --no-build-isolation --no-deps --target build/compiled . && \
+		PYTHONPATH=build/compiled $(BIN)/python -c 'import headgate, sys; sys.exit(not headgate.COMPILED)' && \
+		touch $@; \
+	else \
+		echo "== no C compiler or no Python.h here: only plain Python can be tested and measured"; \
+	fi

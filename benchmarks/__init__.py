@@ -1,0 +1,1 @@
+"""headgate side by side with its peers: `python -m benchmarks`."""

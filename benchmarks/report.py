@@ -1,0 +1,116 @@
+"""The tables that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
+from benchmarks.team import Row
+
+WIDTH = 132  # what the widest table needs; a narrower terminal wraps it
+
+
+class Report:
+    def __init__(self) -> None:
+        self.console = Console(width=max(Console().width, WIDTH))
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def _table(self, title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+        for name in left:
+            table.add_column(name, no_wrap=True)
+        for name in right:
+            table.add_column(name, justify="right", no_wrap=True)
+        return table
+
+    def times(self, title: str, rows: Sequence[Row]) -> None:
+        """Show every contender, algorithm by algorithm, fastest first."""
+        ran = by_algorithm(rows)
+        from_redis = any(row.samples[0].server for row in ran)
+        processes = len({row.worker for row in rows}) > 1
+        columns = ["us/check", "least", "most", "checks/s", "admitted"]
+        if from_redis:
+            columns += ["p50 us", "p99 us", "trips", "server us"]
+        table = self._table(title, ["algorithm", "library", *(["process"] if processes else [])], columns)
+        for row in ran:
+            figures = summary(row)
+            names = [row.algorithm, row.library, *([row.worker] if processes else [])]
+            cells = [f"{figures[name]:.3f}" for name in ("us", "us_min", "us_max")]
+            cells += [f"{figures['checks_per_second']:,.0f}", f"{figures['admitted']:.1%}"]
+            if from_redis:
+                server = figures["server"]
+                cells += [f"{figures['p50_us']:.1f}", f"{figures['p99_us']:.1f}"]
+                cells += [f"{server['round_trips']:.3f}", f"{server['server_us']:.1f}"]
+            style = "bold" if row.library.startswith(OURS) else "dim" if row.library in FLOORS else None
+            table.add_row(*names, *cells, style=style)
+        self.console.print(table)
+        for row in rows:
+            if row.error is not None:
+                self.say(f"  {row.title} ({row.worker}) did not run: {row.error}")
+
+    def ratios(self, title: str, rows: Sequence[Row], against: Mapping[str, Row] | None = None) -> None:
+        """Show how many times as fast we are: as each peer at the same algorithm, then as the rows of *against*."""
+        ours = [row for row in by_algorithm(rows) if row.library.startswith(OURS)]
+        libraries = sorted({peer.library for row in ours for peer in peers_of(rows, row.algorithm)})
+        others = dict(against or {})
+        table = self._table(title, ["headgate", "process"], [*libraries, *others])
+        for row in ours:
+            peers = {peer.library: peer for peer in peers_of(rows, row.algorithm)}
+            cells = [f"{ratio(row, peers[name]).value:.2f}" if name in peers else "-" for name in libraries]
+            cells += [f"{ratio(row, beside(rows, row, peer)).value:.2f}" for peer in others.values()]
+            name = row.algorithm + row.library.removeprefix(OURS)
+            table.add_row(name, row.worker, *cells)
+        self.console.print(table)
+
+    def commands(self, rows: Sequence[Row]) -> None:
+        """Show what Redis ran for one check, the commands inside a script included."""
+        table = self._table("Redis commands a check (INFO commandstats)", ["algorithm", "library", "commands"], [])
+        for row in by_algorithm(rows):
+            if row.library not in FLOORS:
+                server = summary(row)["server"]
+                calls = {name: count for name, count in server.items() if name not in ("round_trips", "server_us")}
+                text = ", ".join(f"{name} {count:.2f}" for name, count in calls.items() if count >= 0.005)
+                table.add_row(row.algorithm, row.library, text)
+        self.console.print(table)
+
+    def sizes(self, live: Sequence[dict[str, Any]]) -> None:
+        names = ("algorithm", "library", "worker")
+        table = self._table(
+            "Memory store, live keys", [*names[:2], "process"], ["keys", "bytes/key", "RSS MB", "peak MB"]
+        )
+        for figures in live:
+            if "error" in figures:
+                self.say(f"  {figures['library']} {figures['algorithm']} did not run: {figures['error']}")
+                continue
+            cells = [f"{figures['keys']:,}", f"{figures['bytes_per_key']:.0f}"]
+            cells += [f"{figures[name] / 1e6:.0f}" for name in ("rss", "peak_rss")]
+            table.add_row(*(figures[name] for name in names), *cells)
+        self.console.print(table)
+
+    def floods(self, floods: Sequence[dict[str, Any]]) -> None:
+        columns = ["keys sent", "admitted", "held", "us/check", "RSS before MB", "after", "peak"]
+        table = self._table("Memory store of default size, flood of distinct keys", ["quota", "process"], columns)
+        for figures in floods:
+            if "error" in figures:
+                self.say(f"  the flood at {figures['algorithm']} did not run: {figures['error']}")
+                continue
+            cells = [f"{figures[name]:,}" for name in ("sent", "admitted", "held")]
+            cells += [f"{figures['us_per_check']:.2f}"]
+            cells += [f"{figures[name] / 1e6:.0f}" for name in ("rss_before", "rss_after", "peak_rss")]
+            table.add_row(figures["quota"], figures["worker"], *cells)
+        self.console.print(table)
+
+    def bars(self, bars: Sequence[Bar]) -> None:
+        table = self._table("Bars", ["what"], ["need", "measured (single rounds)", ""])
+        for bar in bars:
+            table.add_row(
+                bar.what, bar.need, bar.measured, "met" if bar.met else "MISSED", style=None if bar.met else "bold red"
+            )
+        self.console.print(table)

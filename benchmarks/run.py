@@ -1,0 +1,246 @@
+"""The command: choose parts, start workers and a server, interleave rounds, report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks import figures
+from benchmarks.figures import ONE_TASK, OURS, REFERENCE, Bar
+from benchmarks.progress import Progress
+from benchmarks.report import Report
+from benchmarks.size import CONTENDERS as SIZED
+from benchmarks.size import SPENT, SPENT_FLOOD
+from benchmarks.team import Row, Worker, interleave, speed_order
+from benchmarks.workload import QUICK, QUOTA, Scale
+
+JSON = Path("build/bench.json")
+PARTS = ("memory", "redis", "async", "size")
+MODULES = {
+    "limits": "limits",
+    "throttled-py": "throttled",
+    "pyrate-limiter": "pyrate_limiter",
+    "token-bucket": "token_bucket",
+}
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the command line asked for. *builds* maps a worker's name to what goes first on its module path."""
+
+    parts: list[str]
+    rounds: int
+    scale: Scale
+    flood: int
+    server: str
+    builds: dict[str, str | None]
+    peers: list[str]
+    strict: bool
+    json: Path
+
+    @property
+    def main_build(self) -> tuple[str, str | None]:
+        return next(iter(self.builds.items()))
+
+
+@dataclass(slots=True)
+class Results:
+    parts: dict[str, Any] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    server: str | None = None
+
+
+def arguments(argv: Sequence[str] | None) -> Plan:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="headgate side by side with its peers")
+    parser.add_argument("--only", choices=PARTS, action="append", help="run this part only (may be given again)")
+    parser.add_argument("--rounds", type=int, help="rounds that count, after one of warm-up (default 7; quick 3)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the traffic: to see that it works")
+    parser.add_argument("--flood", type=int, help="distinct keys in the flood (default 10,000,000; quick 1,500,000)")
+    parser.add_argument("--server", default="redis", help="redis (default), valkey, or the path of a server program")
+    parser.add_argument("--compiled-path", metavar="DIR", help="import the compiled headgate from here")
+    parser.add_argument("--pure-path", metavar="DIR", help="import the pure Python headgate from here")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/bench.json"), metavar="FILE", help="default: %(default)s"
+    )
+    options = parser.parse_args(argv)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    builds = {"compiled": options.compiled_path, "pure": options.pure_path}
+    given: dict[str, str | None] = {name: str(Path(path).resolve()) for name, path in builds.items() if path}
+    return Plan(
+        parts=options.only or list(PARTS),
+        rounds=options.rounds or (3 if options.quick else 7),
+        scale=QUICK if options.quick else Scale(),
+        flood=options.flood or (1_500_000 if options.quick else 10_000_000),
+        server=options.server,
+        builds=given or {"installed": None},
+        peers=[name for name, module in MODULES.items() if find_spec(module) is not None],
+        strict=options.strict,
+        json=options.json,
+    )
+
+
+def check_builds(plan: Plan) -> None:
+    """Ask each build whether it is compiled: a benchmark of the wrong build is worse than none."""
+    named: dict[str, str | None] = {}
+    for name, path in plan.builds.items():
+        with Worker(name, speed_order("memory", [OURS], QUICK), path) as worker:
+            actual = "compiled" if worker.compiled else "pure"
+        if name != "installed" and name != actual:
+            sys.exit(f"--{name}-path {path}: the headgate found there is {actual}")
+        named[actual] = path
+    plan.builds = named
+
+
+def memory(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
+    """Each build beside the reference peer in one process; all other peers in a process of their own."""
+    library, algorithm = REFERENCE
+    beside = [library] if library in plan.peers else []
+    with ExitStack() as stack:
+        workers = []
+        for name, path in plan.builds.items():
+            worker = stack.enter_context(Worker(name, speed_order("memory", [OURS, *beside], plan.scale), path))
+            worker.contenders = [one for one in worker.contenders if one[0] == OURS or one == REFERENCE]
+            workers.append(worker)
+        others = stack.enter_context(
+            Worker("peers", speed_order("memory", [*plan.peers, "(one clock read)"], plan.scale))
+        )
+        others.contenders = [one for one in others.contenders if one != REFERENCE]
+        rows = interleave("memory", [*workers, others], plan.rounds, progress)
+        keep(results, "memory", rows, [*workers, others])
+    report.times(f"Memory, one thread, {plan.scale.memory_keys:,} keys, {QUOTA}", rows)
+    against = {row.title: row for row in figures.pick(rows, library, algorithm)}
+    report.ratios("Memory: headgate is this many times as fast as", rows, against)
+    results.bars += figures.memory_bars(rows)
+
+
+def redis(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """All in one process: the server and the round trip weigh more than anything a neighbour could do."""
+    name, path = plan.main_build
+    libraries = [OURS, *(peer for peer in plan.peers if peer != "token-bucket"), "(empty script)"]
+    with Worker(name, speed_order("redis", libraries, plan.scale, url), path) as worker:
+        rows = interleave("redis", [worker], plan.rounds, progress)
+        keep(results, "redis", rows, [worker])
+    report.times(f"Redis ({results.server}), one thread, {plan.scale.redis_keys:,} keys, {QUOTA}", rows)
+    report.commands(rows)
+    report.ratios("Redis: headgate is this many times as fast as", rows)
+    results.bars += figures.redis_bars(rows)
+
+
+def asynchronous(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    name, path = plan.main_build
+    peers = [peer for peer in plan.peers if peer != "token-bucket"]
+    libraries = [OURS, *peers, "headgate, one task", ONE_TASK]
+    with Worker(name, speed_order("async", libraries, plan.scale, url), path) as worker:
+        rows = interleave("async", [worker], plan.rounds, progress)
+        keep(results, "async", rows, [worker])
+    report.times(f"Async Redis ({results.server}), {plan.scale.async_tasks} tasks at once, {QUOTA}", rows)
+    against = {row.title: row for library in ("limits", ONE_TASK) for row in figures.fastest(rows, library)}
+    report.ratios("Async Redis: headgate is this many times as fast as", rows, against)
+    results.bars += figures.async_bars(rows)
+
+    libraries = [OURS, *(peer for peer in peers if peer != "pyrate-limiter")]
+    with Worker(name, speed_order("async memory", libraries, plan.scale), path) as worker:
+        rows = interleave("async memory", [worker], plan.rounds, progress)
+        keep(results, "async memory", rows, [worker])
+    report.times(f"Async memory, one task, {plan.scale.memory_keys:,} keys, {QUOTA}", rows)
+    report.ratios("Async memory: headgate is this many times as fast as", rows)
+
+
+def size(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
+    """One fresh process for each figure: memory that was freed before would hide what is taken now."""
+    live = []
+    for library, algorithms in SIZED.items():
+        peer: list[tuple[str, str | None]] = [("peers", None)] if library in plan.peers else []
+        processes = list(plan.builds.items()) if library == OURS else peer
+        for name, path in processes:
+            for algorithm in algorithms:
+                live.append(weigh(name, path, library, algorithm, plan.scale.size_keys, progress))
+    name, path = plan.main_build
+    floods = [
+        weigh(name, path, "flood", QUOTA, plan.flood, progress),
+        weigh(name, path, "flood", SPENT, min(plan.flood, SPENT_FLOOD), progress),
+    ]
+    results.parts["size"] = {"live": live, "floods": floods}
+    report.sizes(live)
+    report.floods(floods)
+    results.bars += figures.size_bars(live, floods)
+
+
+def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
+    progress.begin("size", 100)
+    with Worker(worker, {"part": "size", "libraries": [library], "keys": keys}, path) as child:
+        text = f"{library} {algorithm} ({worker}), {keys:,} keys"
+        message = child.run(library, algorithm, lambda share: progress.part(share, text))
+    progress.end()
+    found: dict[str, Any] = message.get("result", message)
+    return {"worker": worker, "library": library, "algorithm": algorithm} | found
+
+
+def keep(results: Results, part: str, rows: Sequence[Row], workers: Sequence[Worker]) -> None:
+    results.parts[part] = [figures.summary(row) for row in rows]
+    for worker in workers:
+        results.versions.update(worker.versions)
+
+
+def as_json(plan: Plan, results: Results, started: datetime) -> dict[str, Any]:
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "machine": {"cores": os.cpu_count(), "arch": platform.machine(), "system": platform.system()},
+        "python": platform.python_version(),
+        "versions": results.versions,
+        "server": results.server,
+        "quota": QUOTA,
+        "scale": asdict(plan.scale),
+        "rounds": plan.rounds,
+        "parts": results.parts,
+        "bars": [asdict(bar) for bar in results.bars],
+    }
+
+
+def run(plan: Plan) -> Results:
+    results, progress, report = Results(), Progress(), Report()
+    check_builds(plan)
+    missing = [name for name in MODULES if name not in plan.peers]
+    if missing:
+        report.say(f"Not installed, so not compared: {', '.join(missing)}")
+    if "memory" in plan.parts:
+        memory(plan, results, progress, report)
+    if "redis" in plan.parts or "async" in plan.parts:
+        from benchmarks.server import running  # memory and size need no Redis client
+
+        with running(plan.server) as server:
+            results.server = server.description
+            if "redis" in plan.parts:
+                redis(plan, server.url, results, progress, report)
+            if "async" in plan.parts:
+                asynchronous(plan, server.url, results, progress, report)
+    if "size" in plan.parts:
+        size(plan, results, progress, report)
+    report.bars(results.bars)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    plan = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and the workers are stopped, too
+    started = datetime.now(UTC)
+    results = run(plan)
+    plan.json.parent.mkdir(parents=True, exist_ok=True)
+    plan.json.write_text(json.dumps(as_json(plan, results, started), indent=1) + "\n")
+    print(f"All rounds: {plan.json}")
+    if plan.strict and not all(bar.met for bar in results.bars):
+        sys.exit(1)

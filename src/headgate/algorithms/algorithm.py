@@ -1,0 +1,46 @@
+"""What an algorithm is: two pure functions over a small state, and the same two in Lua.
+
+`look` says what would happen, `spend` makes it happen; neither reads a clock or does I/O, so a store can look at
+several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible.
+The Lua of an algorithm has the functions of the same names (see `headgate.redis.script` for the frame around
+them); the tests walk both through the same thousands of steps. Numbers stay below 2**53 there, and are handed to
+``redis.call`` as they are: the server writes all their digits, which Lua's own ``tostring`` would not.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from headgate.decision import Decision, Units
+
+State = TypeVar("State")
+
+
+class Algorithm(Units, Generic[State]):
+    """A quota as an algorithm applies it. Times are whole microseconds."""
+
+    __slots__ = ()
+
+    def fresh(self) -> State:
+        """The state of a key never seen."""
+        raise NotImplementedError
+
+    def look(self, state: State, now: int, permits: int) -> Decision:
+        """Decide, and change nothing. With 0 permits: how things stand."""
+        raise NotImplementedError
+
+    def spend(self, state: State, now: int, permits: int) -> State:
+        """The state after an allowed call; negative *permits* are given back, never above the capacity."""
+        raise NotImplementedError
+
+    def left(self, state: State, now: int) -> int:
+        """Permits that could be had now."""
+        raise NotImplementedError
+
+    def idle(self, state: State, now: int) -> bool:
+        """Whether the key is as good as never seen, so that its state can be forgotten."""
+        raise NotImplementedError
+
+    def lua_arguments(self) -> tuple[int, ...]:
+        """The numbers that the Lua twin needs, in the order of its ``quota`` function."""
+        raise NotImplementedError

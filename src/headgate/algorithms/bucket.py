@@ -1,0 +1,94 @@
+"""The arithmetic under token bucket, leaky bucket and GCRA: what a key owes, and when it will owe nothing.
+
+The three are one law told in three ways. A token bucket counts what is left, a leaky bucket what has been poured
+in, GCRA the time at which all is drained; each number gives the others. So the law is written once, over the
+*debt*: what is missing from a full bucket. The three files beside this one say how each is kept in Redis.
+
+Exact in integers: a microsecond brings *rate* units and a permit costs *cost* of them, the period and the limit
+with their common divisor taken out. 10/second is 1 unit a microsecond and 100,000 a permit; 7/second is 7 and
+1,000,000. Numbers stay below 2**52 so that Lua, whose numbers are doubles, computes every one of them exactly.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from headgate.algorithms.algorithm import Algorithm
+from headgate.decision import Decision, answer
+from headgate.errors import InvalidQuota
+from headgate.quota import Quota
+
+_EXACT = 1 << 52
+_CENTURY = 100 * 366 * 86400 * 1_000_000
+
+
+class Bucket(Algorithm[int]):
+    """State: the moment the debt is paid, in units since the epoch. One number, whatever the quota."""
+
+    __slots__ = ("quota", "room")
+
+    def __init__(self, quota: Quota) -> None:
+        cost, rate = _units(quota)
+        super().__init__(quota.capacity, cost, rate)
+        self.quota = quota
+        self.room = quota.capacity * cost
+
+    def fresh(self) -> int:
+        return 0
+
+    def look(self, state: int, now: int, permits: int) -> Decision:
+        debt = self.debt(state, now)
+        after = debt + permits * self.cost
+        short = after - self.room
+        if short > 0:
+            return answer(False, self, self.room - debt, debt, short)
+        return answer(True, self, -short, after, 0)
+
+    def spend(self, state: int, now: int, permits: int) -> int:
+        return now * self.rate + max(self.debt(state, now) + permits * self.cost, 0)
+
+    def left(self, state: int, now: int) -> int:
+        return (self.room - self.debt(state, now)) // self.cost
+
+    def idle(self, state: int, now: int) -> bool:
+        return state <= now * self.rate
+
+    def debt(self, state: int, now: int) -> int:
+        # a clock that stepped back makes the debt look older, never paid twice; nobody can owe more than a bucketful
+        return min(max(state - now * self.rate, 0), self.room)
+
+    def lua_arguments(self) -> tuple[int, ...]:
+        fill_us = -(-self.room // self.rate)
+        return (self.limit, self.cost, self.rate, -(-fill_us // 1_000_000) + 1)
+
+
+LUA = """
+local function quota(a)
+  local q = {limit = tonumber(ARGV[a]), cost = tonumber(ARGV[a + 1]), rate = tonumber(ARGV[a + 2]), ttl = ARGV[a + 3]}
+  q.room = q.limit * q.cost
+  return q, a + 4
+end
+
+local function look(debt, q, now, permits)
+  local after = debt + permits * q.cost
+  local short = after - q.room
+  if short > 0 then
+    return false, math.floor((q.room - debt) / q.cost), math.ceil(debt / q.rate), math.ceil(short / q.rate)
+  end
+  return true, math.floor(-short / q.cost), math.ceil(after / q.rate), 0
+end
+"""
+
+
+def _units(quota: Quota) -> tuple[int, int]:
+    """(cost of a permit, units a microsecond) of *quota*."""
+    period, limit, capacity = quota.period_us, quota.limit, quota.capacity
+    if capacity * period > limit * _CENTURY:
+        raise InvalidQuota(f"{quota} would take more than a century to fill; choose a smaller burst")
+    common = gcd(period, limit)
+    cost, rate = period // common, limit // common
+    if capacity * cost > _EXACT:
+        # too fine for a double: fewer units, and a permit that costs up to one unit more, so never one too many
+        rate = min(rate, _EXACT * limit // (capacity * period))
+        cost = -(-period * rate // limit)
+    return cost, rate

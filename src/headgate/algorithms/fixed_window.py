@@ -1,0 +1,95 @@
+"""Fixed window: a counter that starts again at each multiple of the period since the epoch.
+
+Promises: at most *limit* in each window; so up to twice that in a stretch of one period that crosses an edge.
+Redis: String counter, its key ending in the window's start in epoch seconds. A denial writes nothing.
+"""
+
+from __future__ import annotations
+
+from headgate.algorithms.algorithm import Algorithm
+from headgate.decision import Decision, answer
+from headgate.errors import InvalidQuota
+from headgate.quota import Quota
+
+
+def without_burst(quota: Quota, algorithm: str) -> Quota:
+    """Refuse a burst where it has no meaning."""
+    if quota.burst is not None:
+        raise InvalidQuota(
+            f"{algorithm} has no burst, the window itself is one; write '{Quota(quota.limit, quota.period)}', "
+            "or use token_bucket, leaky_bucket or gcra"
+        )
+    return quota
+
+
+def window_ttl(period_us: int) -> int:
+    """Seconds to keep a window of that length: all of it and one more."""
+    return -(-period_us // 1_000_000) + 1
+
+
+class FixedWindow(Algorithm[int]):
+    """State: window number * (limit + 1) + count, so that an older window's state is a smaller number."""
+
+    __slots__ = ("period", "width")
+
+    def __init__(self, quota: Quota) -> None:
+        without_burst(quota, "fixed_window")
+        super().__init__(quota.limit, 1, 1)
+        self.period = quota.period_us
+        self.width = quota.limit + 1
+
+    def fresh(self) -> int:
+        return 0
+
+    def look(self, state: int, now: int, permits: int) -> Decision:
+        window, count = self.roll(state, now)
+        left = (window + 1) * self.period - now
+        after = count + permits
+        if after > self.limit:
+            return answer(False, self, self.limit - count, left, left)
+        return answer(True, self, self.limit - after, left if after else 0, 0)
+
+    def spend(self, state: int, now: int, permits: int) -> int:
+        window, count = self.roll(state, now)
+        return window * self.width + max(count + permits, 0)
+
+    def left(self, state: int, now: int) -> int:
+        return self.limit - self.roll(state, now)[1]
+
+    def idle(self, state: int, now: int) -> bool:
+        return self.roll(state, now)[1] == 0
+
+    def roll(self, state: int, now: int) -> tuple[int, int]:
+        """(window, count) at *now*; a clock that stepped back stays in the newer window."""
+        window = max(now // self.period, state // self.width)
+        return window, max(state - window * self.width, 0)
+
+    def lua_arguments(self) -> tuple[int, ...]:
+        return (self.limit, self.period, window_ttl(self.period))
+
+
+LUA = """
+local function quota(a)
+  return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
+end
+
+local function where(key, q, now)
+  local start = now - now % q.period
+  return key .. string.format(start % 1000000 == 0 and ':%.0f' or ':%.6f', start / 1000000)
+end
+
+local function load(key, q, now)
+  return tonumber(redis.call('GET', key) or 0)
+end
+
+local function look(count, q, now, permits)
+  local left = q.period - now % q.period
+  local after = count + permits
+  if after > q.limit then return false, math.max(q.limit - count, 0), left, left end
+  return true, q.limit - after, after > 0 and left or 0, 0
+end
+
+local function spend(key, count, q, now, permits)
+  redis.call('SET', key, math.max(count + permits, 0), 'EX', q.ttl)
+end
+"""

@@ -1,0 +1,33 @@
+"""Leaky bucket: calls pour in, water runs out evenly; what would overflow is refused.
+
+Promises: what has come in and not yet run out is never more than the capacity; the outflow is constant. Asked
+through `pace()` it is a queue: a call takes its place at once and starts when the water before it has run out.
+Redis: Hash `level` (units of water) and `last_leak` (microseconds). A denial writes nothing.
+"""
+
+from __future__ import annotations
+
+from headgate.algorithms import bucket
+
+
+class LeakyBucket(bucket.Bucket):
+    __slots__ = ()
+
+
+LUA = (
+    bucket.LUA
+    + """
+local function load(key, q, now)
+  local kept = redis.call('HMGET', key, 'level', 'last_leak')
+  if not kept[1] then return 0 end
+  local debt = kept[1] - (now - kept[2]) * q.rate
+  return math.min(math.max(debt, 0), q.room)
+end
+
+local function spend(key, debt, q, now, permits)
+  local level = math.max(debt + permits * q.cost, 0)
+  redis.call('HSET', key, 'level', level, 'last_leak', now)
+  redis.call('EXPIRE', key, q.ttl)
+end
+"""
+)

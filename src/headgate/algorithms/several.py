@@ -1,0 +1,51 @@
+"""Several quotas as one: all must allow, else nothing is spent from any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.algorithms.algorithm import Algorithm
+from headgate.decision import Decision, Units, answer
+
+
+class Several(Algorithm[list[Any]]):
+    """State: the list of the quotas' states."""
+
+    __slots__ = ("parts", "units")
+
+    def __init__(self, parts: list[Algorithm[Any]]) -> None:
+        super().__init__(min(part.limit for part in parts), 1, 1)
+        self.parts = parts
+        self.units = [Units(part.limit, 1, 1) for part in parts]
+
+    def fresh(self) -> list[Any]:
+        return [part.fresh() for part in self.parts]
+
+    def look(self, state: list[Any], now: int, permits: int) -> Decision:
+        """The quota that binds most: the longest wait when denied, else the fewest left. Resets when all have."""
+        decisions = [part.look(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+        reset = max([decision.reset_us for decision in decisions])
+        binds = 0
+        for i, decision in enumerate(decisions):
+            if tighter(decision, decisions[binds]):
+                binds = i
+        worst = decisions[binds]
+        return answer(worst.allowed, self.units[binds], worst.remaining, reset, worst.retry_us)
+
+    def spend(self, state: list[Any], now: int, permits: int) -> list[Any]:
+        return [part.spend(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+
+    def left(self, state: list[Any], now: int) -> int:
+        return min([part.left(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+
+    def idle(self, state: list[Any], now: int) -> bool:
+        return all([part.idle(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+
+
+def tighter(a: Decision, b: Decision) -> bool:
+    """Whether *a* binds more than *b*."""
+    if a.allowed != b.allowed:
+        return b.allowed
+    if a.allowed:
+        return a.remaining < b.remaining
+    return a.retry_us > b.retry_us

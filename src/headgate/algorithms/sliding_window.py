@@ -1,0 +1,161 @@
+"""Sliding window log: every admitted call is remembered until it is one period old.
+
+Promises: no stretch of time as long as the period ever holds more than the limit. Exact, and the price is memory:
+one entry for each admitted call (not for each permit) in the last period; a denial adds none.
+Redis: Sorted Set, score = time in microseconds, member = ``total:permits``, where total counts every permit since
+the set began. The difference of two totals is the sum between them, so a decision needs the two ends of the log
+and never its middle: O(log n), however large ``permits`` is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+
+from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.fixed_window import window_ttl, without_burst
+from headgate.decision import Decision, answer
+from headgate.quota import Quota
+
+
+class Log:
+    """Times of the admitted calls, and the total of permits up to and including each."""
+
+    __slots__ = ("before", "times", "totals")
+
+    def __init__(self) -> None:
+        self.before = 0  # the total before the first entry kept
+        self.times = array("q")
+        self.totals = array("q")
+
+    def total(self, position: int) -> int:
+        """Permits spent before the entry at *position*."""
+        return self.totals[position - 1] if position else self.before
+
+
+class SlidingWindow(Algorithm[Log]):
+    """State: the log. `spend` changes it in place."""
+
+    __slots__ = ("period",)
+
+    def __init__(self, quota: Quota) -> None:
+        without_burst(quota, "sliding_window")
+        super().__init__(quota.limit, 1, 1)
+        self.period = quota.period_us
+
+    def fresh(self) -> Log:
+        return Log()
+
+    def look(self, state: Log, now: int, permits: int) -> Decision:
+        times = state.times
+        if times:
+            now = max(now, times[-1])
+        first = bisect_right(times, now - self.period)
+        gone = state.total(first)
+        used = state.total(len(times)) - gone
+        after = used + permits
+        reset = times[-1] + self.period - now if used else 0
+        if after > self.limit:
+            frees = bisect_left(state.totals, gone + after - self.limit, first)
+            return answer(False, self, self.limit - used, reset, times[frees] + self.period - now)
+        return answer(True, self, self.limit - after, self.period if permits else reset, 0)
+
+    def spend(self, state: Log, now: int, permits: int) -> Log:
+        times, totals = state.times, state.totals
+        if times:
+            now = max(now, times[-1])
+        first = bisect_right(times, now - self.period)
+        if first * 2 > len(times):  # forget in bulk: each entry is moved once at most
+            state.before = state.total(first)
+            del times[:first], totals[:first]
+            first = 0
+        total = state.total(len(times)) + permits
+        if permits > 0:
+            times.append(now)
+            totals.append(total)
+            return state
+        total = max(total, state.total(first))
+        while len(times) > first and state.total(len(times) - 1) >= total:
+            times.pop()
+            totals.pop()
+        if len(times) > first:
+            totals[-1] = total
+        return state
+
+    def left(self, state: Log, now: int) -> int:
+        first = bisect_right(state.times, now - self.period)
+        return self.limit - (state.total(len(state.times)) - state.total(first))
+
+    def idle(self, state: Log, now: int) -> bool:
+        return not state.times or state.times[-1] <= now - self.period
+
+    def lua_arguments(self) -> tuple[int, ...]:
+        return (self.limit, self.period, window_ttl(self.period))
+
+
+LUA = """
+local function quota(a)
+  return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
+end
+
+local function entry(found)
+  local total, permits = string.match(found[1], '^(%d+):(%d+)$')
+  return {member = found[1], time = tonumber(found[2]), total = tonumber(total), permits = tonumber(permits)}
+end
+
+local function load(key, q, now)
+  local found = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+  if not found[1] then return {now = now, gone = 0, used = 0, total = 0} end
+  local last = entry(found)
+  now = math.max(now, last.time)
+  if last.time <= now - q.period then return {now = now, gone = last.total, used = 0, total = last.total} end
+  local alive = '(' .. string.format('%.0f', now - q.period)
+  local first = entry(redis.call('ZRANGEBYSCORE', key, alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1))
+  local gone = first.total - first.permits
+  return {key = key, now = now, first = first, last = last, gone = gone, used = last.total - gone, total = last.total}
+end
+
+-- the time of the first entry at which the total reaches what has to go: by halves, since totals grow with time
+local function frees(state, q, total)
+  if state.first.total >= total then return state.first.time end
+  local low = redis.call('ZCOUNT', state.key, '-inf', state.now - q.period) + 1
+  local high = redis.call('ZCARD', state.key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local seen = entry(redis.call('ZRANGE', state.key, middle, middle, 'WITHSCORES'))
+    if seen.total >= total then high = middle else low = middle + 1 end
+  end
+  return entry(redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')).time
+end
+
+local function look(state, q, now, permits)
+  now = state.now
+  local after = state.used + permits
+  local reset = state.used > 0 and state.last.time + q.period - now or 0
+  if after > q.limit then
+    local retry = frees(state, q, state.gone + after - q.limit) + q.period - now
+    return false, math.max(q.limit - state.used, 0), reset, retry
+  end
+  return true, q.limit - after, permits > 0 and q.period or reset, 0
+end
+
+local function add(key, time, total, permits)
+  redis.call('ZADD', key, time, string.format('%016.0f:%.0f', total, permits))
+end
+
+local function spend(key, state, q, now, permits)
+  if permits > 0 then
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', state.now - q.period)
+    add(key, state.now, state.total + permits, permits)
+  else
+    local back = math.min(-permits, state.used)
+    while back > 0 do
+      local last = entry(redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES'))
+      redis.call('ZREM', key, last.member)
+      if last.permits > back then add(key, last.time, last.total - back, last.permits - back) end
+      back = back - last.permits
+    end
+  end
+  redis.call('EXPIRE', key, q.ttl)
+end
+"""

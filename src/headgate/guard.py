@@ -1,0 +1,85 @@
+"""`limiter.limit(...)`: a limit put around a function or a block."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
+
+from headgate.decision import Decision
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Key = str | Callable[..., str]
+
+
+class Guard:
+    """Decorates plain and async functions, and guards a ``with`` block. Made by `Limiter.limit` and `Limiter.paced`."""
+
+    def __init__(self, key: Key, enter: Callable[[str], Decision], blocks: bool) -> None:
+        self._key = key
+        self._enter = enter
+        self._blocks = blocks  # whether entering may take so long that an event loop must not do it
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                key = _key_of(self._key, args, kwargs)
+                await asyncio.to_thread(self._enter, key) if self._blocks else self._enter(key)
+                return await function(*args, **kwargs)
+
+            return call_async  # type: ignore[return-value]  # a coroutine function again, as R was
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            self._enter(_key_of(self._key, args, kwargs))
+            return function(*args, **kwargs)
+
+        return call
+
+    def __enter__(self) -> Decision:
+        return self._enter(_text(self._key))
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+class AsyncGuard:
+    """Decorates async functions, and guards an ``async with`` block. Made by `AsyncLimiter.limit` and `.paced`."""
+
+    def __init__(self, key: Key, enter: Callable[[str], Awaitable[Decision]]) -> None:
+        self._key = key
+        self._enter = enter
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"AsyncLimiter limits async functions; {function!r} is not one: use Limiter for it")
+
+        @functools.wraps(function)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            await self._enter(_key_of(self._key, args, kwargs))
+            result: R = await function(*args, **kwargs)
+            return result
+
+        return call
+
+    async def __aenter__(self) -> Decision:
+        return await self._enter(_text(self._key))
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
+def _key_of(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    return key(*args, **kwargs) if callable(key) else key
+
+
+def _text(key: Key) -> str:
+    if callable(key):
+        raise TypeError("a with block has no arguments to make a key of: give limit() a text as key")
+    return key

@@ -1,0 +1,261 @@
+"""The doors that people use: `Limiter`, and `AsyncLimiter` with the same methods, awaited.
+
+    limiter = Limiter("100/minute")
+    if limiter.try_acquire("user:123"):
+        ...
+
+A limiter is safe to share between threads; an async one between tasks, and between event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+from types import TracebackType
+from typing import Self, Unpack
+
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import RateLimited
+from headgate.guard import AsyncGuard, Guard, Key
+from headgate.keys import check_key
+from headgate.plan import arun, run
+from headgate.rule import Quotas, Rule, check_permits
+from headgate.stores import AsyncGate, Gate, Store, StoreOptions, open_store
+from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
+
+
+class Limiter:
+    """Decides whether a key may go on, by one quota or by several at once.
+
+    quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
+    algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
+    store           a URL (``memory://``, ``redis://host:port/db``) or a store object
+    name            tells limiters on one store apart; equal names share their state
+    on_store_error  what to answer when the store cannot: allow, deny, local or raise
+    clock           a `headgate.testing.ManualClock`, in tests
+    options         max_keys (memory); prefix, hash_keys (Redis)
+    """
+
+    def __init__(
+        self,
+        quota: Quotas,
+        *,
+        algorithm: str = "token_bucket",
+        store: str | Store = "memory://",
+        name: str = "default",
+        on_store_error: str = "allow",
+        clock: Clock | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        self.rule = Rule(quota, algorithm, name)
+        self.store, self._owned = open_store(store, clock, options)
+        self._gate: Gate = self.store.open(self.rule, on_store_error)
+        self._clock = self._gate.clock
+        self._line = Line()
+        if self._gate.in_process and type(self).try_acquire is Limiter.try_acquire:
+            # a call less on the way to a decision that takes a fraction of a microsecond
+            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
+
+    def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+        return self._gate.try_acquire(key, permits)
+
+    def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
+        """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
+        key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
+        wake = threading.Event()
+        return self._wait(acquire(self._line, Place(key, wake.set), self._clock, timeout), key, permits, wake)
+
+    def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
+        """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
+
+        Raises `RateLimited` at once when the bucket is full or the wait would be longer than *timeout* seconds.
+        """
+        key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
+        return self._wait(pace(self.rule, key, permits, timeout), key, permits, threading.Event())
+
+    def peek(self, key: str, permits: int = 1) -> Decision:
+        """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
+        return self._gate.peek(key, permits)
+
+    def refund(self, key: str, permits: int = 1) -> None:
+        """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
+        self._gate.refund(key, permits)
+        self._line.wake(key)
+
+    def reset(self, key: str) -> None:
+        """Forget *key*, as if never seen."""
+        self._gate.reset(key)
+        self._line.wake(key)
+
+    def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
+        """A decorator for functions, and a context manager: denied raises `RateLimited`, or waits up to *timeout*.
+
+        *key* is a text, or a function of the call's arguments that returns one.
+        """
+        enter = functools.partial(_take, self) if timeout is None else functools.partial(self.acquire, timeout=timeout)
+        return Guard(key, functools.partial(enter, permits=permits), timeout is not None or not self._gate.in_process)
+
+    def paced(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
+        """The same through `pace`: calls run later and evenly spaced instead of being refused."""
+        return Guard(key, functools.partial(self.pace, permits=permits, timeout=timeout), True)
+
+    def close(self) -> None:
+        """Let go of the store's connections, unless the store was handed in."""
+        if self._owned:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _wait(self, plan: Wait, key: str, permits: int, wake: threading.Event) -> Decision:
+        def answer(request: Ask | float | None) -> Decision | None:
+            if request is Ask.TAKE:
+                wake.clear()
+                return self.try_acquire(key, permits)
+            if request is Ask.PEEK:
+                return self.peek(key, permits)
+            if request is Ask.GIVE_BACK:
+                self.refund(key, permits)
+            else:
+                self._clock.wait(wake, request)
+            return None
+
+        return run(plan, answer)
+
+
+class AsyncLimiter:
+    """`Limiter` for asyncio: the same arguments, the same methods, awaited.
+
+    Checks that are awaited at the same time on a Redis store travel together. A cancelled call loses no permits.
+    """
+
+    def __init__(
+        self,
+        quota: Quotas,
+        *,
+        algorithm: str = "token_bucket",
+        store: str | Store = "memory://",
+        name: str = "default",
+        on_store_error: str = "allow",
+        clock: Clock | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        self.rule = Rule(quota, algorithm, name)
+        self.store, self._owned = open_store(store, clock, options)
+        self._gate: AsyncGate = self.store.open_async(self.rule, on_store_error)
+        self._clock = self._gate.clock
+        self._line = Line()
+
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""
+        return await self._gate.try_acquire(key, permits)
+
+    async def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
+        """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
+        key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
+        wake = asyncio.Event()
+        place = Place(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
+        return await self._wait(acquire(self._line, place, self._clock, timeout), key, permits, wake)
+
+    async def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
+        """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
+
+        Raises `RateLimited` at once when the bucket is full or the wait would be longer than *timeout* seconds.
+        """
+        key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
+        return await self._wait(pace(self.rule, key, permits, timeout), key, permits, asyncio.Event())
+
+    async def peek(self, key: str, permits: int = 1) -> Decision:
+        """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
+        return await self._gate.peek(key, permits)
+
+    async def refund(self, key: str, permits: int = 1) -> None:
+        """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
+        await self._gate.refund(key, permits)
+        self._line.wake(key)
+
+    async def reset(self, key: str) -> None:
+        """Forget *key*, as if never seen."""
+        await self._gate.reset(key)
+        self._line.wake(key)
+
+    def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
+        """A decorator for async functions, and an async context manager: denied raises `RateLimited`, or waits.
+
+        *key* is a text, or a function of the call's arguments that returns one.
+        """
+        enter = functools.partial(_atake, self) if timeout is None else functools.partial(self.acquire, timeout=timeout)
+        return AsyncGuard(key, functools.partial(enter, permits=permits))
+
+    def paced(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
+        """The same through `pace`: calls run later and evenly spaced instead of being refused."""
+        return AsyncGuard(key, functools.partial(self.pace, permits=permits, timeout=timeout))
+
+    async def aclose(self) -> None:
+        """Let go of the store's connections, unless the store was handed in."""
+        if self._owned:
+            await self.store.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _wait(self, plan: Wait, key: str, permits: int, wake: asyncio.Event) -> Decision:
+        async def answer(request: Ask | float | None) -> Decision | None:
+            if request is Ask.TAKE:
+                wake.clear()
+                return await self.try_acquire(key, permits)
+            if request is Ask.PEEK:
+                return await self.peek(key, permits)
+            if request is Ask.GIVE_BACK:
+                await self.refund(key, permits)
+            else:
+                await self._clock.wait_async(wake, request)
+            return None
+
+        return await arun(plan, answer)
+
+
+def _take(limiter: Limiter, key: str, permits: int) -> Decision:
+    decision = limiter.try_acquire(key, permits)
+    if not decision:
+        raise RateLimited(key, decision)
+    return decision
+
+
+async def _atake(limiter: AsyncLimiter, key: str, permits: int) -> Decision:
+    decision = await limiter.try_acquire(key, permits)
+    if not decision:
+        raise RateLimited(key, decision)
+    return decision
+
+
+def _check_wait(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:
+    if timeout is not None and (isinstance(timeout, bool) or not (math.isfinite(timeout) and timeout >= 0)):
+        raise ValueError(f"timeout must be seconds >= 0, or None to wait for ever, got {timeout!r}")
+    return check_key(key), check_permits(permits, rule.capacity), timeout
+
+
+def _check_pace(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:
+    if rule.kind != "leaky_bucket" or len(rule.quotas) > 1:
+        raise ValueError(
+            f"pace() spaces calls out with one leaky bucket; this limiter is {rule.kind} with {len(rule.quotas)} "
+            "quota(s): make it Limiter('N/period burst LENGTH_OF_THE_QUEUE', algorithm='leaky_bucket'), or use acquire()"
+        )
+    return _check_wait(rule, key, permits, timeout)
+
+
+def _set_threadsafe(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

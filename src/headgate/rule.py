@@ -1,0 +1,61 @@
+"""What a limiter enforces: its name, its quotas and the algorithm that applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headgate.algorithms import ALGORITHMS
+from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.several import Several
+from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
+from headgate.keys import check_key
+from headgate.quota import FORM, Quota
+
+Quotas = str | Quota | Sequence[str | Quota]
+
+
+class Rule:
+    """The arguments of a limiter, checked. Stores make of it what they enforce."""
+
+    def __init__(self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default") -> None:
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}")
+        self.name = check_key(name, "name")
+        self.kind = algorithm
+        self.quotas = _parse(quotas)
+        self.parts: list[Algorithm[Any]] = [ALGORITHMS[algorithm].make(quota) for quota in self.quotas]
+        self.algorithm = self.parts[0] if len(self.parts) == 1 else Several(self.parts)
+        self.capacity = self.algorithm.limit
+
+    @property
+    def label(self) -> tuple[object, ...]:
+        """What two limiters on one store must agree on to share their state."""
+        return (self.name, self.kind, *self.quotas)
+
+
+def _parse(quotas: Quotas) -> list[Quota]:
+    if isinstance(quotas, str | Quota):
+        return [Quota.parse(quotas)]
+    if not isinstance(quotas, Sequence) or not quotas:
+        raise InvalidQuota(f"give a quota or a list of at least one, got {quotas!r:.80}; write {FORM}")
+    return list(dict.fromkeys(Quota.parse(quota) for quota in quotas))
+
+
+def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
+    """Return *permits* if it is a count of permits, of at most *limit* unless that is 0; else raise."""
+    if isinstance(permits, bool) or not isinstance(permits, int) or permits < least:
+        raise InvalidPermits(f"permits must be a whole number of at least {least}, got {permits!r:.40}")
+    if limit and permits > limit:
+        raise PermitsExceedLimit(f"permits must be at most the capacity of {limit}, got {permits}: it can never succeed")
+    return permits
+
+
+POLICIES = ("allow", "deny", "local", "raise")
+
+
+def check_policy(policy: object) -> str:
+    """Return *policy* if it is one of the answers to a store that cannot answer; else raise."""
+    if policy not in POLICIES:
+        raise ValueError(f"on_store_error must be one of {', '.join(POLICIES)}, got {policy!r:.40}")
+    return str(policy)

@@ -1,0 +1,91 @@
+"""Stores: what keeps the states and makes a step atomic. This page is the whole contract of a backend.
+
+A store opens a gate for each limiter's rule; a gate answers for keys. The scenario tables of the tests are the
+acceptance test of a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypedDict
+
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.rule import Rule
+
+
+class Gate(Protocol):
+    """One rule, enforced. Every method is one atomic step."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def in_process(self) -> bool: ...
+    def try_acquire(self, key: str, permits: int = 1) -> Decision: ...
+    def peek(self, key: str, permits: int = 1) -> Decision: ...
+    def refund(self, key: str, permits: int = 1) -> None: ...
+    def reset(self, key: str) -> None: ...
+
+
+class AsyncGate(Protocol):
+    """The same, awaited."""
+
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def in_process(self) -> bool: ...
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision: ...
+    async def peek(self, key: str, permits: int = 1) -> Decision: ...
+    async def refund(self, key: str, permits: int = 1) -> None: ...
+    async def reset(self, key: str) -> None: ...
+
+
+class Store(Protocol):
+    """Where states live."""
+
+    def open(self, rule: Rule, on_store_error: str = "allow") -> Gate: ...
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncGate: ...
+    def close(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class StoreOptions(TypedDict, total=False):
+    """What a limiter hands on to the store that it opens from a URL."""
+
+    max_keys: int  # memory
+    prefix: str  # redis
+    hash_keys: bool  # redis
+
+
+SCHEMES = ("memory://", "redis://", "rediss://", "unix://")
+
+
+def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
+    """The store of a URL, or the one that was handed in; and whether it is ours to close."""
+    if not isinstance(store, str):
+        if not hasattr(store, "open_async"):
+            raise ValueError(f"store must be a URL or a store object, got {store!r:.80}; {_forms()}")
+        if clock is not None or options:
+            raise ValueError("clock and store options go to the store itself when you hand one in")
+        return store, False
+    if store == "memory://":
+        from headgate.stores.memory import MemoryStore
+
+        _only(options, {"max_keys"}, store)
+        return MemoryStore(max_keys=options.get("max_keys", 1_000_000), clock=clock), True
+    if store.startswith(SCHEMES[1:]):
+        from headgate.stores.redis import RedisStore
+
+        _only(options, {"prefix", "hash_keys"}, store)
+        prefix, hash_keys = options.get("prefix", "rate_limiter"), options.get("hash_keys", False)
+        return RedisStore(store, prefix=prefix, hash_keys=hash_keys, clock=clock), True
+    raise ValueError(f"unknown store {store!r:.80}; {_forms()}")
+
+
+def _forms() -> str:
+    return f"use a URL that starts with one of {', '.join(SCHEMES)}, or a MemoryStore or RedisStore"
+
+
+def _only(options: StoreOptions, known: set[str], store: str) -> None:
+    if unknown := options.keys() - known:
+        scheme = store.split("://")[0]
+        raise TypeError(f"a {scheme} store takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(known))}")

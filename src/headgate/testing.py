@@ -1,0 +1,60 @@
+"""For the tests of code that uses headgate: a clock that moves when you say so."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Callable
+
+
+class ManualClock:
+    """Time that stands still until `advance`. Drives memory stores, and wakes whoever waits in `acquire`.
+
+    Starts at midnight UTC, so that every fixed window of a usual length starts there too. Thread-safe.
+    """
+
+    def __init__(self, start: float = 1_699_920_000.0) -> None:
+        self._now = round(start * 1_000_000)
+        self._lock = threading.Lock()
+        self._timers: list[tuple[int, int, Callable[[], object]]] = []
+        self._count = itertools.count()
+
+    def now(self) -> int:
+        """Whole microseconds since the epoch."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on by *seconds* (to the nearest microsecond) and wake those whose time has come."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"time moves forward: advance() takes seconds >= 0, got {seconds!r}")
+        with self._lock:
+            self._now += round(seconds * 1_000_000)
+            due = []
+            while self._timers and self._timers[0][0] <= self._now:
+                due.append(heapq.heappop(self._timers)[2])
+        for wake in due:
+            wake()
+
+    def wait(self, wake: threading.Event, seconds: float | None) -> None:
+        """Block until *wake* is set or the clock has been advanced by *seconds*."""
+        self._call_later(seconds, wake.set)
+        wake.wait()
+
+    async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
+        """The same without blocking the event loop; `advance` may be called from any thread."""
+        loop = asyncio.get_running_loop()
+        self._call_later(seconds, lambda: loop.is_closed() or loop.call_soon_threadsafe(wake.set))
+        await wake.wait()
+
+    def _call_later(self, seconds: float | None, wake: Callable[[], object]) -> None:
+        if seconds is None:
+            return
+        with self._lock:
+            due = self._now + math.ceil(seconds * 1_000_000)
+            if due > self._now:
+                heapq.heappush(self._timers, (due, next(self._count), wake))
+                return
+        wake()

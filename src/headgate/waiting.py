@@ -1,0 +1,118 @@
+"""Waiting for permits: in line, first come first served, and never asking more often than the answer says.
+
+Only the first of a key's line asks the store; it sleeps for the `retry_after` of the refusal and asks again. The
+others sleep until they are first. Whoever leaves, served or not, wakes the next.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+
+from headgate.clock import MICROSECONDS, Clock
+from headgate.decision import Decision, decision
+from headgate.errors import RateLimited
+from headgate.rule import Rule
+
+
+class Ask(enum.Enum):
+    """What a waiter asks of its limiter. A number of seconds, or None for ever, is a wish to sleep."""
+
+    TAKE = "take"
+    PEEK = "peek"
+    GIVE_BACK = "give back"
+
+
+Wait = Generator[Ask | float | None, Decision, Decision]
+
+
+class Place:
+    """A place in a line. *wake* ends the sleep of whoever holds it; it is called from any thread."""
+
+    def __init__(self, key: str, wake: Callable[[], object]) -> None:
+        self.key = key
+        self.wake = wake
+        self.left = False
+
+
+class Line:
+    """Who waits for which key. One for each limiter."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[str, deque[Place]] = {}
+
+    def join(self, place: Place) -> None:
+        with self._lock:
+            self._places.setdefault(place.key, deque()).append(place)
+
+    def is_first(self, place: Place) -> bool:
+        return self._places[place.key][0] is place
+
+    def leave(self, place: Place) -> None:
+        with self._lock:
+            place.left = True
+            places = self._places[place.key]
+            while places and places[0].left:
+                places.popleft()
+            if not places:
+                del self._places[place.key]
+        self.wake(place.key)
+
+    def wake(self, key: str) -> None:
+        """Let the first of *key*'s line ask again: something may have changed."""
+        with self._lock:
+            places = self._places.get(key)
+            first = places[0] if places else None
+        if first:
+            first.wake()
+
+
+def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wait:
+    """Wait until the permits are granted; raise `RateLimited` once *timeout* seconds have passed."""
+    deadline = None if timeout is None else clock.now() + round(timeout * MICROSECONDS)
+    refusal, asked_at, pause = None, 0, None
+    line.join(place)
+    try:
+        while True:
+            if line.is_first(place):
+                refusal = yield Ask.TAKE
+                if refusal.allowed:
+                    return refusal
+                asked_at, pause = clock.now(), refusal.retry_us
+            if deadline is not None:
+                left = deadline - clock.now()
+                if left <= 0:
+                    if refusal is None:  # never got to the front
+                        refusal, asked_at = (yield Ask.PEEK), clock.now()
+                    raise RateLimited(place.key, _aged(refusal, clock.now() - asked_at))
+                pause = left if pause is None else min(pause, left)
+            yield None if pause is None else pause / MICROSECONDS
+    finally:
+        line.leave(place)
+
+
+def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:
+    """Pour into the bucket now, sleep until what was in it before has run out."""
+    taken = yield Ask.TAKE
+    if not taken.allowed:
+        raise RateLimited(key, taken)
+    delay = max(taken.reset_us - permits * rule.quotas[0].period_us // rule.quotas[0].limit, 0)
+    try:
+        if timeout is not None and delay > timeout * MICROSECONDS:
+            over = delay - round(timeout * MICROSECONDS)
+            raise RateLimited(key, decision(False, taken.limit, taken.remaining, taken.reset_us, over))
+        if delay:
+            yield delay / MICROSECONDS
+    except BaseException:
+        yield Ask.GIVE_BACK
+        raise
+    return taken
+
+
+def _aged(refusal: Decision, by: int) -> Decision:
+    """The refusal as it would read *by* microseconds later. At least one is left to wait: it was not allowed."""
+    retry, reset = max(refusal.retry_us - by, 1), max(refusal.reset_us - by, 1)
+    return decision(False, refusal.limit, refusal.remaining, reset, retry, refusal.degraded)

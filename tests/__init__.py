@@ -1,0 +1,1 @@
+"""The test suite: scenarios as tables, twins, oracles and properties, on real servers."""

@@ -1,0 +1,56 @@
+"""A manual clock that tells who sleeps, so that a test can wait for that instead of sleeping itself."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from headgate.testing import ManualClock
+
+PATIENCE = 10.0  # real seconds before a test gives up
+
+
+class WatchedClock(ManualClock):
+    """`sleeping` is how many sleep now; `naps` lists the seconds that each of them wished to sleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleeping = 0
+        self.naps: list[float | None] = []
+
+    def wait(self, wake: threading.Event, seconds: float | None) -> None:
+        self.naps.append(seconds)
+        self.sleeping += 1
+        try:
+            super().wait(wake, seconds)
+        finally:
+            self.sleeping -= 1
+
+    async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
+        self.naps.append(seconds)
+        self.sleeping += 1
+        try:
+            await super().wait_async(wake, seconds)
+        finally:
+            self.sleeping -= 1
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since midnight, when it started."""
+        return (self.now() - ManualClock().now()) / 1_000_000
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return as soon as *condition* holds; fail if it never does."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.0005)
+
+
+async def until_async(condition: Callable[[], object]) -> None:
+    """The same, while other tasks run."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        await asyncio.sleep(0.0005)

@@ -1,0 +1,157 @@
+"""Bad input: each a clear error that says what would be right, and no state has changed afterwards."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import AsyncLimiter, Limiter
+from headgate.errors import (
+    HeadgateError,
+    InvalidKey,
+    InvalidQuota,
+    PermitsExceedLimit,
+    RateLimited,
+    StoreUnavailable,
+)
+from headgate.testing import ManualClock
+from tests.places import ALGORITHMS, Place
+
+Error = type[Exception]
+
+# arguments of a call              error               a word of the message that helps
+BAD_CALLS: list[tuple[tuple[Any, ...], Error, str]] = [
+    (("",), InvalidKey, "256"),
+    (("k" * 300,), InvalidKey, "256"),
+    (("a\x00b",), InvalidKey, "control"),
+    (("a\nb",), InvalidKey, "control"),
+    ((None,), InvalidKey, "text"),
+    ((b"k",), InvalidKey, "text"),
+    ((["k"],), InvalidKey, "text"),
+    (("k", 0), ValueError, "at least 1"),
+    (("k", -1), ValueError, "at least 1"),
+    (("k", 1.5), ValueError, "whole"),
+    (("k", 1.0), ValueError, "whole"),
+    (("k", True), ValueError, "whole"),
+    (("k", "2"), ValueError, "whole"),
+    (("k", None), ValueError, "whole"),
+    (("k", 6), PermitsExceedLimit, "5"),
+    (("k", 10**30), PermitsExceedLimit, "5"),
+]
+CALL_IDS = [repr(arguments)[:30] for arguments, _, _ in BAD_CALLS]
+
+BAD_LIMITERS: list[tuple[dict[str, Any], Error, str]] = [
+    ({"quota": "10/fortnight"}, InvalidQuota, "minute"),
+    ({"quota": "0/s"}, InvalidQuota, "1"),
+    ({"quota": "10/s burst 20", "algorithm": "fixed_window"}, InvalidQuota, "burst"),
+    ({"quota": "10/s burst 20", "algorithm": "sliding_window"}, InvalidQuota, "burst"),
+    ({"quota": "10/s burst 20", "algorithm": "sliding_window_counter"}, InvalidQuota, "burst"),
+    ({"quota": "10/s", "algorithm": "bucket_of_tokens"}, ValueError, "token_bucket"),
+    ({"quota": "10/s", "algorithm": None}, ValueError, "token_bucket"),
+    ({"quota": "10/s", "store": "mongodb://localhost"}, ValueError, "redis"),
+    ({"quota": "10/s", "store": "localhost:6379"}, ValueError, "redis"),
+    ({"quota": "10/s", "store": ""}, ValueError, "memory://"),
+    ({"quota": "10/s", "on_store_error": "ignore"}, ValueError, "allow"),
+    ({"quota": "10/s", "name": ""}, ValueError, "name"),
+    ({"quota": "10/s", "max_keys": 0}, ValueError, "max_keys"),
+]
+
+
+def state(limiter: Limiter) -> tuple[headgate.Decision, ...]:
+    return tuple(limiter.peek(key, permits=0) for key in ("k", "other"))
+
+
+@pytest.mark.parametrize("method", ["try_acquire", "acquire", "peek"])
+@pytest.mark.parametrize(("arguments", "error", "word"), BAD_CALLS, ids=CALL_IDS)
+def test_bad_call(arguments: tuple[Any, ...], error: Error, word: str, method: str, place: Place) -> None:
+    if method == "peek" and arguments == ("k", 0):
+        pytest.skip("a peek of 0 permits is how to look")
+    word = "at least 0" if method == "peek" and word == "at least 1" else word
+    limiter = place.limiter("5/minute", clock=ManualClock())
+    limiter.try_acquire("k", permits=2)
+    before = state(limiter)
+    with pytest.raises(error, match=word) as caught:
+        getattr(limiter, method)(*arguments)
+    assert isinstance(caught.value, HeadgateError)
+    assert isinstance(caught.value, ValueError)
+    assert state(limiter) == before
+    assert place.server is None or place.server.client().dbsize() == 1
+
+
+@pytest.mark.parametrize(("arguments", "error", "word"), BAD_CALLS, ids=CALL_IDS)
+def test_bad_call_async(arguments: tuple[Any, ...], error: Error, word: str, place: Place) -> None:
+    async def check() -> None:
+        async with place.async_limiter("5/minute", clock=ManualClock()) as limiter:
+            await limiter.try_acquire("k", permits=2)
+            for method in (limiter.try_acquire, limiter.acquire):
+                with pytest.raises(error, match=word):
+                    await method(*arguments)
+            assert (await limiter.peek("k", permits=0)).remaining == 3
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("arguments", [("", 1), ("k" * 300, 1), ("k", 0), ("k", -1), ("k", 1.5), ("k", True)], ids=repr)
+def test_bad_refund(arguments: tuple[Any, Any], place: Place) -> None:
+    limiter = place.limiter("5/minute", clock=ManualClock())
+    limiter.try_acquire("k", permits=2)
+    before = state(limiter)
+    with pytest.raises(ValueError):
+        limiter.refund(*arguments)
+    assert state(limiter) == before
+
+
+@pytest.mark.parametrize("key", ["", "k" * 300, "a\x00b", None, 5], ids=repr)
+def test_bad_reset(key: Any, place: Place) -> None:
+    limiter = place.limiter("5/minute", clock=ManualClock())
+    with pytest.raises(InvalidKey):
+        limiter.reset(key)
+
+
+@pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
+@pytest.mark.parametrize(("arguments", "error", "word"), BAD_LIMITERS, ids=[str(row[0]) for row in BAD_LIMITERS])
+def test_bad_limiter(arguments: dict[str, Any], error: Error, word: str, door: Callable[..., object]) -> None:
+    with pytest.raises(error, match=word):
+        door(**arguments)
+
+
+@pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
+def test_an_unknown_option_is_an_error(door: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="max_key"):
+        door("10/s", max_key=5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_more_than_the_smallest_of_several_quotas(algorithm: str, place: Place) -> None:
+    limiter = place.limiter(["5/second", "3/minute"], algorithm=algorithm, clock=ManualClock())
+    with pytest.raises(PermitsExceedLimit, match="3"):
+        limiter.try_acquire("k", permits=4)
+    assert limiter.try_acquire("k", permits=3)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"], ids=repr)
+def test_bad_timeout(timeout: Any, place: Place) -> None:
+    limiter = place.limiter("5/minute", clock=ManualClock())
+    with pytest.raises((ValueError, TypeError), match="timeout|number"):
+        limiter.acquire("k", timeout=timeout)
+    assert limiter.peek("k", permits=0).remaining == 5
+
+
+def test_the_tree() -> None:
+    for error in (InvalidQuota, InvalidKey, PermitsExceedLimit):
+        assert issubclass(error, HeadgateError)
+        assert issubclass(error, ValueError)
+    for error in (RateLimited, StoreUnavailable):
+        assert issubclass(error, HeadgateError)
+        assert not issubclass(error, ValueError)
+
+
+def test_rate_limited_carries_the_decision() -> None:
+    limiter = Limiter("1/minute", clock=ManualClock())
+    limiter.try_acquire("k")
+    with pytest.raises(RateLimited) as caught:
+        limiter.acquire("k", timeout=0)
+    assert caught.value.decision == limiter.peek("k")
+    assert "60" in str(caught.value)
