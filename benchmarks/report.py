@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
 from benchmarks.team import Row
 
-WIDTH = 132  # what the widest table needs; a narrower terminal wraps it
+WIDTH = 120  # what the widest table needs; a narrower terminal wraps it
 
 
 class Report:
@@ -42,7 +42,8 @@ class Report:
         for row in ran:
             figures = summary(row)
             names = [row.algorithm, row.library, *([row.worker] if processes else [])]
-            cells = [f"{figures[name]:.3f}" for name in ("us", "us_min", "us_max")]
+            digits = 1 if from_redis else 3
+            cells = [f"{figures[name]:.{digits}f}" for name in ("us", "us_min", "us_max")]
             cells += [f"{figures['checks_per_second']:,.0f}", f"{figures['admitted']:.1%}"]
             if from_redis:
                 server = figures["server"]
@@ -60,18 +61,20 @@ class Report:
         ours = [row for row in by_algorithm(rows) if row.library.startswith(OURS)]
         libraries = sorted({peer.library for row in ours for peer in peers_of(rows, row.algorithm)})
         others = dict(against or {})
-        table = self._table(title, ["headgate", "process"], [*libraries, *others])
+        processes = len({row.worker for row in ours}) > 1
+        table = self._table(title, ["headgate", *(["process"] if processes else [])], [*libraries, *others])
         for row in ours:
             peers = {peer.library: peer for peer in peers_of(rows, row.algorithm)}
             cells = [f"{ratio(row, peers[name]).value:.2f}" if name in peers else "-" for name in libraries]
             cells += [f"{ratio(row, beside(rows, row, peer)).value:.2f}" for peer in others.values()]
             name = row.algorithm + row.library.removeprefix(OURS)
-            table.add_row(name, row.worker, *cells)
+            table.add_row(name, *([row.worker] if processes else []), *cells)
         self.console.print(table)
 
     def commands(self, rows: Sequence[Row]) -> None:
         """Show what Redis ran for one check, the commands inside a script included."""
-        table = self._table("Redis commands a check (INFO commandstats)", ["algorithm", "library", "commands"], [])
+        table = self._table("Redis commands a check (INFO commandstats)", ["algorithm", "library"], [])
+        table.add_column("commands")
         for row in by_algorithm(rows):
             if row.library not in FLOORS:
                 server = summary(row)["server"]

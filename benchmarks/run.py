@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,17 @@ def check_builds(plan: Plan) -> None:
     plan.builds = named
 
 
+def beside_reference(row: Row) -> str:
+    """Put what a bar for memory compares next to each other, and of the rest each algorithm."""
+    return row.worker if (row.library, row.algorithm) in ((OURS, "token_bucket"), REFERENCE) else row.algorithm
+
+
+def beside_limits(row: Row) -> str:
+    """Put what a bar for asyncio compares next to each other, and of the rest each algorithm."""
+    compared = row.library in ("limits", ONE_TASK) or (row.library, row.algorithm) == (OURS, "token_bucket")
+    return "bar" if compared else row.algorithm
+
+
 def memory(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
     """Each build beside the reference peer in one process; all other peers in a process of their own."""
     library, algorithm = REFERENCE
@@ -119,7 +131,7 @@ def memory(plan: Plan, results: Results, progress: Progress, report: Report) -> 
             Worker("peers", speed_order("memory", [*plan.peers, "(one clock read)"], plan.scale))
         )
         others.contenders = [one for one in others.contenders if one != REFERENCE]
-        rows = interleave("memory", [*workers, others], plan.rounds, progress)
+        rows = interleave("memory", [*workers, others], plan.rounds, progress, beside_reference)
         keep(results, "memory", rows, [*workers, others])
     report.times(f"Memory, one thread, {plan.scale.memory_keys:,} keys, {QUOTA}", rows)
     against = {row.title: row for row in figures.pick(rows, library, algorithm)}
@@ -132,7 +144,7 @@ def redis(plan: Plan, url: str, results: Results, progress: Progress, report: Re
     name, path = plan.main_build
     libraries = [OURS, *(peer for peer in plan.peers if peer != "token-bucket"), "(empty script)"]
     with Worker(name, speed_order("redis", libraries, plan.scale, url), path) as worker:
-        rows = interleave("redis", [worker], plan.rounds, progress)
+        rows = interleave("redis", [worker], plan.rounds, progress, attrgetter("algorithm"))
         keep(results, "redis", rows, [worker])
     report.times(f"Redis ({results.server}), one thread, {plan.scale.redis_keys:,} keys, {QUOTA}", rows)
     report.commands(rows)
@@ -145,7 +157,7 @@ def asynchronous(plan: Plan, url: str, results: Results, progress: Progress, rep
     peers = [peer for peer in plan.peers if peer != "token-bucket"]
     libraries = [OURS, *peers, "headgate, one task", ONE_TASK]
     with Worker(name, speed_order("async", libraries, plan.scale, url), path) as worker:
-        rows = interleave("async", [worker], plan.rounds, progress)
+        rows = interleave("async", [worker], plan.rounds, progress, beside_limits)
         keep(results, "async", rows, [worker])
     report.times(f"Async Redis ({results.server}), {plan.scale.async_tasks} tasks at once, {QUOTA}", rows)
     against = {row.title: row for library in ("limits", ONE_TASK) for row in figures.fastest(rows, library)}
@@ -154,7 +166,7 @@ def asynchronous(plan: Plan, url: str, results: Results, progress: Progress, rep
 
     libraries = [OURS, *(peer for peer in peers if peer != "pyrate-limiter")]
     with Worker(name, speed_order("async memory", libraries, plan.scale), path) as worker:
-        rows = interleave("async memory", [worker], plan.rounds, progress)
+        rows = interleave("async memory", [worker], plan.rounds, progress, attrgetter("algorithm"))
         keep(results, "async memory", rows, [worker])
     report.times(f"Async memory, one task, {plan.scale.memory_keys:,} keys, {QUOTA}", rows)
     report.ratios("Async memory: headgate is this many times as fast as", rows)

@@ -93,36 +93,35 @@ class Row:
 
     @property
     def title(self) -> str:
-        return f"{self.library} {self.algorithm}"
+        return self.library if "," in self.library else f"{self.library} {self.algorithm}"
 
 
 def speed_order(part: str, libraries: Sequence[str], scale: Scale, url: str = "") -> dict[str, Any]:
     return {"part": part, "libraries": list(libraries), "scale": asdict(scale), "url": url}
 
 
-def interleave(part: str, workers: Sequence[Worker], rounds: int, progress: Progress) -> list[Row]:
-    """Run every contender once a round, in a new order each round; the first round is warm-up and is not kept.
+def interleave(
+    part: str, workers: Sequence[Worker], rounds: int, progress: Progress, together: Callable[[Row], str]
+) -> list[Row]:
+    """Run every contender once a round; the first round is warm-up and is not kept.
 
-    A contender that fails is reported with its error and left out of later rounds.
+    The order is new in each round, but contenders for which *together* gives the same text run next to each other:
+    they will be compared, so they should meet the same weather. One that fails keeps its error and runs no more.
     """
-    rows = {
-        (worker.name, library, algorithm): Row(worker.name, library, algorithm)
-        for worker in workers
-        for library, algorithm in worker.contenders
-    }
-    turns = [(worker, rows[worker.name, *contender]) for worker in workers for contender in worker.contenders]
+    rows = [Row(worker.name, *contender) for worker in workers for contender in worker.contenders]
+    staff = {worker.name: worker for worker in workers}
     dice = random.Random(part)
-    progress.begin(part, (rounds + 1) * len(turns))
+    progress.begin(part, (rounds + 1) * len(rows))
     for number in range(rounds + 1):
-        dice.shuffle(turns)
-        for worker, row in turns:
-            progress.step(f"{'warm-up' if number == 0 else f'round {number}/{rounds}'}: {row.title} ({worker.name})")
+        place = {name: dice.random() for name in sorted({together(row) for row in rows})}
+        for row in sorted(dice.sample(rows, len(rows)), key=lambda row: place[together(row)]):
+            progress.step(f"{f'round {number}/{rounds}' if number else 'warm-up'}: {row.title} ({row.worker})")
             if row.error is not None:
                 continue
-            message = worker.run(row.library, row.algorithm)
+            message = staff[row.worker].run(row.library, row.algorithm)
             if "error" in message:
                 row.error = message["error"]
             elif number > 0:
                 row.samples.append(Sample(**message["result"]))
     progress.end()
-    return list(rows.values())
+    return rows

@@ -31,16 +31,17 @@ def quotas_for(algorithm: str, several: bool) -> list[list[Quota]]:
 
 
 def steps(quotas: list[Quota], seed: str, count: int) -> Iterator[Step]:
-    """A walk that spends about as fast as the quota refills, so that grants and denials both abound."""
+    """A walk that spends somewhat faster than the quotas refill, so that grants and denials both abound."""
     chance = random.Random(seed)
     capacity = min(quota.capacity for quota in quotas)
     period = round(max(quota.period for quota in quotas) * 1_000_000)
-    permit = max(period // quotas[0].limit, 1)
+    permit = round(max(quota.period / quota.limit for quota in quotas) * 1_000_000)
+    pause = permit * capacity // 25 + 2
     for _ in range(count):
-        wait = chance.choice([0, 0, 0, 1, chance.randrange(2 * permit), chance.randrange(permit * capacity // 2 + 2)])
-        if chance.random() < 0.005:
+        wait = chance.choice([0, 0, 1, chance.randrange(pause), chance.randrange(pause)])
+        if chance.random() < 0.003:
             wait = chance.choice([period, period - 1, period + 1, 2 * period, 50 * period])
-        call = chance.choices(["take", "peek", "refund", "reset"], [70, 20, 8, 2])[0]
+        call = chance.choices(["take", "peek", "refund", "reset"], [75, 17, 6, 2])[0]
         permits = chance.choice([1, 1, chance.randint(1, capacity), chance.randint(1, max(1, capacity // 4))])
         yield wait, call, chance.choice(KEYS), permits
 

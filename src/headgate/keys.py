@@ -29,7 +29,7 @@ def check_key(key: object, what: str = "key") -> str:
     try:
         size = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError as error:
-        raise InvalidKey(f"{what} has a lone surrogate at {error.start}, which is not valid text: {key!r:.80}") from None
+        raise InvalidKey(f"{what} has a lone surrogate at {error.start}, so it is no text: {key!r:.80}") from None
     if size > MAX_BYTES:
         raise InvalidKey(f"{what} is {size} bytes as UTF-8, at most {MAX_BYTES} are allowed; hash long ones first")
     if found := _CONTROL.search(key):

@@ -121,10 +121,7 @@ class Limiter:
                 return self.try_acquire(key, permits)
             if request is Ask.PEEK:
                 return self.peek(key, permits)
-            if request is Ask.GIVE_BACK:
-                self.refund(key, permits)
-            else:
-                self._clock.wait(wake, request)
+            self._clock.wait(wake, request)
             return None
 
         return run(plan, answer)
@@ -218,10 +215,7 @@ class AsyncLimiter:
                 return await self.try_acquire(key, permits)
             if request is Ask.PEEK:
                 return await self.peek(key, permits)
-            if request is Ask.GIVE_BACK:
-                await self.refund(key, permits)
-            else:
-                await self._clock.wait_async(wake, request)
+            await self._clock.wait_async(wake, request)
             return None
 
         return await arun(plan, answer)
@@ -250,8 +244,8 @@ def _check_wait(rule: Rule, key: str, permits: int, timeout: float | None) -> tu
 def _check_pace(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:
     if rule.kind != "leaky_bucket" or len(rule.quotas) > 1:
         raise ValueError(
-            f"pace() spaces calls out with one leaky bucket; this limiter is {rule.kind} with {len(rule.quotas)} "
-            "quota(s): make it Limiter('N/period burst LENGTH_OF_THE_QUEUE', algorithm='leaky_bucket'), or use acquire()"
+            f"pace() needs a leaky bucket with one quota, this limiter is {rule.kind} with {len(rule.quotas)}; make it "
+            "Limiter('10/second burst 100', algorithm='leaky_bucket') for a queue of 100, or use acquire()"
         )
     return _check_wait(rule, key, permits, timeout)
 

@@ -47,7 +47,7 @@ def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
     if isinstance(permits, bool) or not isinstance(permits, int) or permits < least:
         raise InvalidPermits(f"permits must be a whole number of at least {least}, got {permits!r:.40}")
     if limit and permits > limit:
-        raise PermitsExceedLimit(f"permits must be at most the capacity of {limit}, got {permits}: it can never succeed")
+        raise PermitsExceedLimit(f"permits must be at most {limit}, the capacity; {permits} could never be granted")
     return permits
 
 

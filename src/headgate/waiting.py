@@ -22,7 +22,6 @@ class Ask(enum.Enum):
 
     TAKE = "take"
     PEEK = "peek"
-    GIVE_BACK = "give back"
 
 
 Wait = Generator[Ask | float | None, Decision, Decision]
@@ -95,21 +94,24 @@ def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wa
 
 
 def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:
-    """Pour into the bucket now, sleep until what was in it before has run out."""
-    taken = yield Ask.TAKE
-    if not taken.allowed:
-        raise RateLimited(key, taken)
-    delay = max(taken.reset_us - permits * rule.quotas[0].period_us // rule.quotas[0].limit, 0)
-    try:
-        if timeout is not None and delay > timeout * MICROSECONDS:
-            over = delay - round(timeout * MICROSECONDS)
-            raise RateLimited(key, decision(False, taken.limit, taken.remaining, taken.reset_us, over))
-        if delay:
-            yield delay / MICROSECONDS
-    except BaseException:
-        yield Ask.GIVE_BACK
-        raise
-    return taken
+    """Pour into the bucket now, sleep until what was in it before has run out.
+
+    The place of one who is cancelled stays empty: to give it back would start somebody new together with the next.
+    """
+    patience = None if timeout is None else round(timeout * MICROSECONDS)
+    quota = rule.quotas[0]
+    own = -(-permits * quota.period_us // quota.limit)  # the time that this call's own water takes to run out
+    for ask in (Ask.TAKE,) if patience is None else (Ask.PEEK, Ask.TAKE):
+        answer = yield ask
+        if not answer.allowed:
+            raise RateLimited(key, answer)
+        delay = max(answer.reset_us - own, 0)
+        if patience is not None and delay > patience:
+            late = decision(False, answer.limit, answer.remaining, answer.reset_us, delay - patience)
+            raise RateLimited(key, late)
+    if delay:
+        yield delay / MICROSECONDS
+    return answer
 
 
 def _aged(refusal: Decision, by: int) -> Decision:

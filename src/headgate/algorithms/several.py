@@ -24,12 +24,14 @@ class Several(Algorithm[list[Any]]):
     def look(self, state: list[Any], now: int, permits: int) -> Decision:
         """The quota that binds most: the longest wait when denied, else the fewest left. Resets when all have."""
         decisions = [part.look(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
-        reset = max([decision.reset_us for decision in decisions])
         binds = 0
         for i, decision in enumerate(decisions):
             if tighter(decision, decisions[binds]):
                 binds = i
         worst = decisions[binds]
+        if not worst.allowed:  # nothing is spent, so those that would have allowed stay as they are
+            decisions = [part.look(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
+        reset = max([decision.reset_us for decision in decisions])
         return answer(worst.allowed, self.units[binds], worst.remaining, reset, worst.retry_us)
 
     def spend(self, state: list[Any], now: int, permits: int) -> list[Any]:

@@ -48,7 +48,13 @@ for i, key in ipairs(KEYS) do
     reset = math.max(reset, full)
   end
 end
-if op == 'take' and allowed then
+if not allowed then  -- nothing is spent, so those that would have allowed stay as they are
+  reset = 0
+  for i, state in ipairs(states) do
+    local _, _, full = look(state, quotas[i], now, 0)
+    reset = math.max(reset, full)
+  end
+elseif op == 'take' then
   for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, permits) end
 elseif op == 'refund' and reset > 0 then
   for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, -permits) end

@@ -45,7 +45,7 @@ class RedisStore:
         hash_keys: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self._source = check_url(redis) if isinstance(redis, str) else redis
+        self._source = _source(redis)
         self.prefix = label(check_key(prefix, "prefix"))
         self.hash_keys = hash_keys
         self.clock = clock
@@ -56,20 +56,21 @@ class RedisStore:
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
-        if isinstance(self._source, redis.asyncio.Redis):
+        if isinstance(self._source, redis.asyncio.ConnectionPool):
             raise TypeError("Limiter needs a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
         return RedisGate(self, rule, on_store_error)
 
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisGate:
         """A gate for asyncio."""
-        if isinstance(self._source, redis.Redis):
+        if isinstance(self._source, redis.ConnectionPool):
             raise TypeError("AsyncLimiter needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
         return AsyncRedisGate(self, rule, on_store_error)
 
     def connections(self) -> Connections:
         """The connections for threads, made when they are first needed."""
         if self._connections is None:
-            source = self._source if isinstance(self._source, str) else self._source.connection_pool
+            source = self._source
+            assert not isinstance(source, redis.asyncio.ConnectionPool), "open() refused it"
             with self._lock:
                 self._connections = self._connections or Connections(source)
         return self._connections
@@ -82,9 +83,10 @@ class RedisStore:
             return latest
         batcher = self._batchers.get(loop)
         if batcher is None:
-            own = isinstance(self._source, str)
-            pool = async_pool(self._source) if isinstance(self._source, str) else self._source.connection_pool
-            batcher = self._batchers[loop] = Batcher(pool, own)
+            source = self._source
+            assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
+            pool = async_pool(source) if isinstance(source, str) else source
+            batcher = self._batchers[loop] = Batcher(pool, own=isinstance(source, str))
         self._latest = batcher
         return batcher
 
@@ -99,6 +101,15 @@ class RedisStore:
         if batcher:
             await batcher.aclose()
         self.close()
+
+
+def _source(given: str | Client) -> str | redis.ConnectionPool | redis.asyncio.ConnectionPool:
+    """Where connections come from: a URL, or the pool of somebody's client."""
+    if isinstance(given, str):
+        return check_url(given)
+    if isinstance(given, redis.Redis | redis.asyncio.Redis):
+        return given.connection_pool
+    raise TypeError(f"RedisStore takes a URL or a client of redis-py, got {type(given).__name__} {given!r:.80}")
 
 
 _FAILURES = (RedisError, OSError)
