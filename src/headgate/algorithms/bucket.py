@@ -54,8 +54,11 @@ class Bucket(Algorithm[int]):
         return state <= now * self.rate
 
     def debt(self, state: int, now: int) -> int:
-        # a clock that stepped back makes the debt look older, never paid twice; nobody can owe more than a bucketful
-        return min(max(state - now * self.rate, 0), self.room)
+        debt = state - now * self.rate
+        if debt < 0:
+            return 0
+        # a clock that stepped back makes the debt look larger, so that nothing is paid twice; a bucketful is the most
+        return debt if debt < self.room else self.room
 
     def lua_arguments(self) -> tuple[int, ...]:
         fill_us = -(-self.room // self.rate)

@@ -60,9 +60,14 @@ class FixedWindow(Algorithm[int]):
         return self.roll(state, now)[1] == 0
 
     def roll(self, state: int, now: int) -> tuple[int, int]:
-        """(window, count) at *now*; a clock that stepped back stays in the newer window."""
-        window = max(now // self.period, state // self.width)
-        return window, max(state - window * self.width, 0)
+        """(window, count) at *now*."""
+        window = now // self.period
+        count = state - window * self.width
+        if count < 0:  # of an older window
+            return window, 0
+        if count > self.limit:  # of a newer one: the clock stepped back, and stays in it
+            return state // self.width, state % self.width
+        return window, count
 
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, window_ttl(self.period))

@@ -75,11 +75,11 @@ class SlidingWindow(Algorithm[Log]):
             totals.append(total)
             return state
         total = max(total, state.total(first))
-        while len(times) > first and state.total(len(times) - 1) >= total:
-            times.pop()
-            totals.pop()
-        if len(times) > first:
-            totals[-1] = total
+        keep = bisect_right(totals, total, first)
+        if keep < len(times) and state.total(keep) < total:  # given back in part
+            totals[keep] = total
+            keep += 1
+        del times[keep:], totals[keep:]
         return state
 
     def left(self, state: Log, now: int) -> int:
@@ -100,7 +100,7 @@ end
 
 local function entry(found)
   local total, permits = string.match(found[1], '^(%d+):(%d+)$')
-  return {member = found[1], time = tonumber(found[2]), total = tonumber(total), permits = tonumber(permits)}
+  return {time = tonumber(found[2]), total = tonumber(total), permits = tonumber(permits)}
 end
 
 local function load(key, q, now)
@@ -115,17 +115,16 @@ local function load(key, q, now)
   return {key = key, now = now, first = first, last = last, gone = gone, used = last.total - gone, total = last.total}
 end
 
--- the time of the first entry at which the total reaches what has to go: by halves, since totals grow with time
-local function frees(state, q, total)
-  if state.first.total >= total then return state.first.time end
-  local low = redis.call('ZCOUNT', state.key, '-inf', state.now - q.period) + 1
+-- the rank and the entry at which the total first reaches this one: by halves, since totals grow with time
+local function find(state, q, total)
+  local low = redis.call('ZCOUNT', state.key, '-inf', state.now - q.period)
   local high = redis.call('ZCARD', state.key) - 1
   while low < high do
     local middle = math.floor((low + high) / 2)
     local seen = entry(redis.call('ZRANGE', state.key, middle, middle, 'WITHSCORES'))
     if seen.total >= total then high = middle else low = middle + 1 end
   end
-  return entry(redis.call('ZRANGE', state.key, low, low, 'WITHSCORES')).time
+  return low, entry(redis.call('ZRANGE', state.key, low, low, 'WITHSCORES'))
 end
 
 local function look(state, q, now, permits)
@@ -133,8 +132,9 @@ local function look(state, q, now, permits)
   local after = state.used + permits
   local reset = state.used > 0 and state.last.time + q.period - now or 0
   if after > q.limit then
-    local retry = frees(state, q, state.gone + after - q.limit) + q.period - now
-    return false, math.max(q.limit - state.used, 0), reset, retry
+    local goes, frees = state.gone + after - q.limit, state.first
+    if frees.total < goes then frees = select(2, find(state, q, goes)) end
+    return false, math.max(q.limit - state.used, 0), reset, frees.time + q.period - now
   end
   return true, q.limit - after, permits > 0 and q.period or reset, 0
 end
@@ -147,14 +147,12 @@ local function spend(key, state, q, now, permits)
   if permits > 0 then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', state.now - q.period)
     add(key, state.now, state.total + permits, permits)
-  else
-    local back = math.min(-permits, state.used)
-    while back > 0 do
-      local last = entry(redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES'))
-      redis.call('ZREM', key, last.member)
-      if last.permits > back then add(key, last.time, last.total - back, last.permits - back) end
-      back = back - last.permits
-    end
+  elseif state.used > 0 then
+    local total = math.max(state.total + permits, state.gone)
+    local rank, cut = find(state, q, total + 1)
+    redis.call('ZREMRANGEBYRANK', key, rank, -1)
+    local before = cut.total - cut.permits
+    if before < total then add(key, cut.time, total, total - before) end  -- given back in part
   end
   redis.call('EXPIRE', key, q.ttl)
 end

@@ -84,9 +84,9 @@ class SlidingWindowCounter(Algorithm[int]):
         """(window, current, previous) at *now*; a clock that stepped back stays in the newer window."""
         rest, previous = divmod(state, self.width)
         kept, current = divmod(rest, self.width)
-        window = max(now // self.period, kept)
-        if window == kept:
-            return window, current, previous
+        window = now // self.period
+        if window <= kept:  # less when the clock stepped back: it stays in the newer window
+            return kept, current, previous
         return window, 0, current if window == kept + 1 else 0
 
     def lua_arguments(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 The first call of a quiet moment leaves with everything else that asks in the same turn of the event loop; while
 it is under way the next ones gather, and leave when it is back. So a lone call waits for nobody, and a crowd makes
-few trips. A batch is bounded: 64 scripts of 7 to 20 microseconds hold Redis for about a millisecond.
+few trips. A batch is bounded: 64 quotas of 7 to 20 microseconds hold Redis for about a millisecond.
 
 Whoever is cancelled loses nothing: a call that was not sent is dropped, and what a sent one took is given back.
 """
@@ -19,7 +19,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from headgate.redis.connect import TIMEOUT
 from headgate.redis.script import Call, Script
 
-MAX_BATCH = 64
+MAX_BATCH = 64  # quotas looked at
 MAX_CARRIERS = 4  # batches under way at the same time, when there is more to carry than one takes
 
 
@@ -73,10 +73,12 @@ class Batcher:
         try:
             while self._waiting:
                 batch: list[Passenger] = []
-                while self._waiting and len(batch) < MAX_BATCH:
+                weight = 0
+                while self._waiting and weight < MAX_BATCH:
                     passenger = self._waiting.popleft()
                     if not passenger.done.cancelled():
                         batch.append(passenger)
+                        weight += passenger.script.weight
                 if batch:
                     await self._trip(batch)
         finally:

@@ -81,6 +81,7 @@ class Script:
         self.text = (lua if "function where" in lua else _HERE + lua) + _FRAME
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.capacity = rule.capacity
+        self.weight = len(rule.parts)  # how much of Redis's time a call takes, roughly
         self._hash_keys = hash_keys
         self._clock = clock
         self._units = [Units(part.limit, 1, 1) for part in rule.parts]

@@ -99,7 +99,7 @@ class Table:
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         count = 1 if permits is ONE else check_permits(permits, self.algorithm.limit)
         with self.lock:
-            now = self.now()
+            now = self.read_clock() // 1000 + self.epoch
             if now >= self.sweep_at:
                 self.sweep(now)
             state = self.known(key)
