@@ -154,12 +154,12 @@ def size_bars(live: Sequence[dict[str, Any]], floods: Sequence[dict[str, Any]]) 
     for figures in live:
         if figures["library"] == OURS and "error" not in figures:
             size = figures["bytes_per_key"]
-            what = f"memory store, {figures['worker']}, {figures['algorithm']}: bytes a key, {figures['keys']:,} live"
+            what = f"memory store, {figures['worker']}, {figures['algorithm']}: bytes/key of {figures['keys']:,}"
             bars.append(Bar(what, f"<= {BYTES_PER_KEY}", f"{size:.0f}", size <= BYTES_PER_KEY))
     for figures in floods:
         if "error" not in figures:
             flood = f"flood of {figures['sent']:,} keys at {figures['quota']}"
-            held, most, denied = figures["held"], figures["max_keys"], figures["limited_key_still_denied"]
+            held, most, kept = figures["held"], figures["max_keys"], figures["spent_key_kept"]
             bars.append(Bar(f"{flood}: keys held", f"<= {most:,}", f"{held:,}", held <= most))
-            bars.append(Bar(f"{flood}: a limited key stays limited", "yes", "yes" if denied else "no", denied))
+            bars.append(Bar(f"{flood}: a key that was spent is still", "yes", "yes" if kept else "no", kept))
     return bars

@@ -40,17 +40,17 @@ class WatchedClock(ManualClock):
         return (self.now() - ManualClock().now()) / 1_000_000
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Return as soon as *condition* holds; fail if it never does."""
+def until(condition: Callable[..., object], *arguments: object) -> None:
+    """Return as soon as *condition* holds of *arguments*; fail if it never does."""
     deadline = time.monotonic() + PATIENCE
-    while not condition():
+    while not condition(*arguments):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.0005)
 
 
-async def until_async(condition: Callable[[], object]) -> None:
+async def until_async(condition: Callable[..., object], *arguments: object) -> None:
     """The same, while other tasks run."""
     deadline = time.monotonic() + PATIENCE
-    while not condition():
+    while not condition(*arguments):
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.0005)

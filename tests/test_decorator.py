@@ -33,17 +33,17 @@ def test_a_plain_function(place: Place) -> None:
 
 def test_an_async_function_under_either_limiter(place: Place) -> None:
     async def check(limiter: Limiter | AsyncLimiter) -> None:
-        @limiter.limit(key="k")
         async def double(a: int) -> int:
             """Double."""
             await asyncio.sleep(0)
             return 2 * a
 
-        assert inspect.iscoroutinefunction(double)
-        assert (double.__name__, double.__doc__) == ("double", "Double.")
-        assert await asyncio.gather(double(1), double(2)) == [2, 4]
+        limited = limiter.limit(key="k")(double)
+        assert inspect.iscoroutinefunction(limited)
+        assert (limited.__name__, limited.__doc__) == ("double", "Double.")
+        assert [await limited(1), await limited(2)] == [2, 4]
         with pytest.raises(RateLimited):
-            await double(3)
+            await limited(3)
 
     async def check_async() -> None:
         async with place.async_limiter("2/minute", name="other") as limiter:
@@ -132,7 +132,7 @@ def test_with_a_timeout_it_waits(place: Place) -> None:
                 return clock.seconds
 
             assert await run() == 0.0
-            waits, gives_up = asyncio.create_task(run()), asyncio.create_task(run())
+            waits, gives_up = asyncio.ensure_future(run()), asyncio.ensure_future(run())
             await until_async(lambda: clock.sleeping == 2)
             clock.advance(60.0)
             assert await waits == 60.0
@@ -140,6 +140,27 @@ def test_with_a_timeout_it_waits(place: Place) -> None:
                 await gives_up
 
     asyncio.run(check())
+
+
+def test_a_cancelled_call_is_no_longer_in_line(place: Place) -> None:
+    """An async function under a plain limiter: what comes back after the cancellation is there for others."""
+    limiter = place.limiter("1/30d")
+    limiter.try_acquire("k")
+
+    @limiter.limit(key="k", timeout=30.0)
+    async def run() -> None: ...
+
+    async def check() -> int:
+        call = asyncio.ensure_future(run())
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        limiter.refund("k")
+        await asyncio.sleep(0.05)
+        return limiter.peek("k", permits=0).remaining
+
+    assert asyncio.run(check()) == 1
 
 
 def test_a_plain_function_waits_too(place: Place) -> None:

@@ -4,6 +4,9 @@ import itertools
 
 import pytest
 
+from headgate import Limiter
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.places import ALGORITHMS, Place
 from tests.servers import Server
@@ -47,12 +50,18 @@ def test_hostile_keys_are_distinct() -> None:
     assert len(set(HOSTILE)) == len(HOSTILE)
 
 
-@pytest.mark.parametrize("options", [{}, {"name": "a"}, {"hash_keys": True}], ids=str)
+@pytest.mark.parametrize("name", ["default", "a"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_hostile_keys_never_share_state(algorithm: str, options: dict[str, object], place: Place) -> None:
-    if place.server is None and "hash_keys" in options:
-        pytest.skip("memory has no names to hide")
-    limiter = place.limiter("2/minute", algorithm=algorithm, clock=ManualClock(), **options)
+def test_hostile_keys_never_share_state(algorithm: str, name: str, place: Place) -> None:
+    never_share_state(place.limiter("2/minute", algorithm=algorithm, clock=ManualClock(), name=name))
+
+
+def test_hashed_hostile_keys_never_share_state(redis_server: Server) -> None:
+    with Place(redis_server) as place:
+        never_share_state(place.limiter("2/minute", clock=ManualClock(), hash_keys=True))
+
+
+def never_share_state(limiter: Limiter) -> None:
     for key in HOSTILE:
         assert limiter.try_acquire(key, permits=2), f"{key!a} shares its state"
     for key in HOSTILE:
@@ -63,21 +72,21 @@ def test_hostile_keys_never_share_state(algorithm: str, options: dict[str, objec
         assert sum(not limiter.peek(other) for other in HOSTILE) == len(HOSTILE)
 
 
-def test_limiters_of_one_store_never_share_state(place: Place) -> None:
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_limiters_of_one_store_never_share_state(kind: str, redis_server: Server) -> None:
     """Names, algorithms and numbers of quotas are as hostile as keys can be."""
     names = ["default", "a", "a:b", "a:b:0", "{a}", "}", "%7D", "0", "1", "1699920000", "b"]
     quotas: list[list[str]] = [["2/minute"], ["2/minute", "3/minute"]]
     clock = ManualClock()
-    store = place.url
-    if place.server is None:
-        pytest.skip("each memory:// is a store of its own; see test_memory_store")
+    store = MemoryStore(clock=clock) if kind == "memory" else RedisStore(redis_server.url, clock=clock)
     limiters = [
-        place.limiter(quota, algorithm=algorithm, name=name, store=store, clock=clock)
+        Limiter(quota, algorithm=algorithm, name=name, store=store, on_store_error="raise")
         for algorithm, name, quota in itertools.product(ALGORITHMS, names, quotas)
     ]
     for key in ("a", "b", "a}b", "a:0"):
         granted = [limiter.try_acquire(key, permits=2).allowed for limiter in limiters]
         assert all(granted)
+    store.close()
 
 
 @pytest.mark.parametrize("hash_keys", [False, True])
@@ -86,7 +95,7 @@ def test_hostile_keys_spread_over_slots(hash_keys: bool, redis_server: Server) -
         limiter = place.limiter("2/minute", hash_keys=hash_keys)
         for key in HOSTILE:
             limiter.try_acquire(key)
-        slots = {slot(name) for name in redis_server.client().keys("*")}
+        slots = {slot(name) for name in redis_server.names()}
     assert len(slots) >= len(HOSTILE) - 2  # 49 keys on 16384 slots: two that meet by chance are already rare
 
 
@@ -96,6 +105,6 @@ def test_all_limits_of_one_client_share_a_slot(key: str, algorithm: str, redis_s
     with Place(redis_server) as place:
         for name in ("default", "login", "{x}", "}{y}"):
             place.limiter(["2/minute", "9/hour"], algorithm=algorithm, name=name).try_acquire(key)
-    names = redis_server.client().keys("*")
+    names = redis_server.names()
     assert len(names) == 8
     assert len({slot(name) for name in names}) == 1

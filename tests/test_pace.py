@@ -13,7 +13,7 @@ from tests.clocks import PATIENCE, WatchedClock, until, until_async
 from tests.places import ALGORITHMS, Place
 
 
-async def line_up(clock: WatchedClock, limiter: AsyncLimiter, count: int) -> list["asyncio.Task[float]"]:
+async def line_up(clock: WatchedClock, limiter: AsyncLimiter, count: int) -> list[asyncio.Task[float]]:
     """Start *count* paced calls one after another; each returns the second at which it started to run."""
 
     async def run() -> float:
@@ -22,9 +22,9 @@ async def line_up(clock: WatchedClock, limiter: AsyncLimiter, count: int) -> lis
 
     tasks = []
     for _ in range(count):
-        asleep = len(clock.naps)
+        before = len(clock.naps)
         tasks.append(asyncio.create_task(run()))
-        await until_async(lambda task=tasks[-1], asleep=asleep: task.done() or len(clock.naps) > asleep)
+        await until_async(lambda naps: tasks[-1].done() or len(clock.naps) > naps, before)
     return tasks
 
 
@@ -47,11 +47,16 @@ def test_threads_are_spaced_too(place: Place) -> None:
     clock = WatchedClock()
     limiter = place.limiter("60/minute burst 4", algorithm="leaky_bucket", clock=clock)
     with ThreadPoolExecutor(4) as pool:
-        started = []
-        calls = [pool.submit(lambda: limiter.pace("k") and started.append(clock.seconds)) for _ in range(4)]
+        started: list[float] = []
+
+        def run() -> None:
+            limiter.pace("k")
+            started.append(clock.seconds)
+
+        calls = [pool.submit(run) for _ in range(4)]
         until(lambda: clock.sleeping == 3)
         for second in range(4):
-            until(lambda second=second: len(started) == second + 1)
+            until(lambda count: len(started) == count, second + 1)
             clock.advance(1.0)
         assert [call.exception(PATIENCE) for call in calls] == [None] * 4
     assert started == [0.0, 1.0, 2.0, 3.0]
@@ -119,7 +124,7 @@ def test_a_larger_call_keeps_the_next_one_waiting_for_longer(place: Place) -> No
 
 
 def test_one_who_is_cancelled_lets_nobody_start_at_the_same_time(place: Place) -> None:
-    """Calls are due at 0, 1 and 2 s; the one of 1 s is cancelled. A new one must not start together with that of 2 s."""
+    """Due at 0, 1 and 2 s, and that of 1 s is cancelled: a new one must not start together with that of 2 s."""
 
     async def check() -> None:
         clock = WatchedClock()

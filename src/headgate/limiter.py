@@ -33,7 +33,8 @@ class Limiter:
     quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
     algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
     store           a URL (``memory://``, ``redis://host:port/db``) or a store object
-    name            tells limiters on one store apart; equal names share their state
+    name            tells limiters on one store apart. Those of one name, algorithm and quota share their state; on
+                    Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise
     clock           a `headgate.testing.ManualClock`, in tests
     options         max_keys (memory); prefix, hash_keys (Redis)
@@ -130,7 +131,8 @@ class Limiter:
 class AsyncLimiter:
     """`Limiter` for asyncio: the same arguments, the same methods, awaited.
 
-    Checks that are awaited at the same time on a Redis store travel together. A cancelled call loses no permits.
+    Checks that are awaited at the same time on a Redis store travel together. Whoever is cancelled in `try_acquire`
+    or `acquire` loses no permits.
     """
 
     def __init__(

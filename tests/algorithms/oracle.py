@@ -122,9 +122,10 @@ class Oracle:
     """One key under one quota."""
 
     def __init__(self, algorithm: str, quota: Quota) -> None:
-        self._make = lambda: MODELS[algorithm](quota)
-        self.model: Model = self._make()
+        self.algorithm = algorithm
+        self.quota = quota
         self.capacity = quota.capacity
+        self.reset()
 
     def allows(self, now: int, permits: int) -> bool:
         return self.model.used(now) + permits <= self.capacity
@@ -143,4 +144,4 @@ class Oracle:
         self.model.refund(now, permits)
 
     def reset(self) -> None:
-        self.model = self._make()
+        self.model: Model = MODELS[self.algorithm](self.quota)

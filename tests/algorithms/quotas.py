@@ -6,6 +6,7 @@ from math import gcd
 from hypothesis import strategies as st
 
 from headgate import Quota
+from tests.places import ALGORITHMS, BUCKETS
 
 PLAIN = [
     Quota(1, 1.0),
@@ -26,14 +27,10 @@ BURSTS = [
 
 
 def quotas_for(algorithm: str) -> list[Quota]:
-    return PLAIN + BURSTS if algorithm in ("token_bucket", "leaky_bucket", "gcra") else PLAIN
+    return PLAIN + BURSTS if algorithm in BUCKETS else PLAIN
 
 
-CASES = [
-    (algorithm, quota)
-    for algorithm in ("token_bucket", "leaky_bucket", "gcra", "fixed_window", "sliding_window", "sliding_window_counter")
-    for quota in quotas_for(algorithm)
-]
+CASES = [(algorithm, quota) for algorithm in ALGORITHMS for quota in quotas_for(algorithm)]
 
 
 def period_us(quota: Quota) -> int:

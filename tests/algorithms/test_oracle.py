@@ -121,14 +121,13 @@ class Trial:
         assert self.limiter.peek(KEY, permits=now.limit)
 
 
-def trial(algorithm: str, quota: Quota, **options: str) -> Trial:
+def trial(algorithm: str, quota: Quota, store: str = "memory://") -> Trial:
     clock = ManualClock()
-    limiter = Limiter(quota, algorithm=algorithm, clock=clock, on_store_error="raise", **options)
+    limiter = Limiter(quota, algorithm=algorithm, clock=clock, store=store, on_store_error="raise")
     return Trial(limiter, clock, Oracle(algorithm, quota), exact(algorithm, quota))
 
 
 @pytest.mark.parametrize(("algorithm", "quota"), CASES, ids=str)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_the_model_agrees(algorithm: str, quota: Quota, data: st.DataObject) -> None:
     side_by_side = trial(algorithm, quota)
@@ -138,11 +137,11 @@ def test_the_model_agrees(algorithm: str, quota: Quota, data: st.DataObject) -> 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("quota", [Quota(7, 60.0), Quota(999_983, 86400.0)], ids=str)
 def test_the_model_agrees_on_redis(algorithm: str, quota: Quota, redis_server: Server) -> None:
-    @settings(max_examples=15)
+    @settings(max_examples=settings.default.max_examples // 4)
     @given(walk=walks(quota))
     def check(walk: Walk) -> None:
         redis_server.flush()  # the clock starts again at midnight, so what is kept of that day has to go
-        side_by_side = trial(algorithm, quota, store=redis_server.url)
+        side_by_side = trial(algorithm, quota, redis_server.url)
         with side_by_side.limiter:
             side_by_side.walk(walk)
 

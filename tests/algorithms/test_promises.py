@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Limiter, Quota
@@ -27,7 +27,6 @@ def grants(algorithm: str, quota: Quota, data: st.DataObject) -> Grants:
 
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_sliding_window_holds_in_every_window(quota: Quota, data: st.DataObject) -> None:
     granted = grants("sliding_window", quota, data)
@@ -37,7 +36,6 @@ def test_sliding_window_holds_in_every_window(quota: Quota, data: st.DataObject)
 
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_fixed_window_holds_in_every_aligned_window(quota: Quota, data: st.DataObject) -> None:
     granted = grants("fixed_window", quota, data)
@@ -47,7 +45,6 @@ def test_fixed_window_holds_in_every_aligned_window(quota: Quota, data: st.DataO
 
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_sliding_window_counter_never_holds_two_limits(quota: Quota, data: st.DataObject) -> None:
     """It is an estimate, but every aligned window holds, and no window of a period holds two limits' worth."""
@@ -60,7 +57,6 @@ def test_sliding_window_counter_never_holds_two_limits(quota: Quota, data: st.Da
 
 @pytest.mark.parametrize("algorithm", BUCKETS)
 @pytest.mark.parametrize("quota", PLAIN + BURSTS, ids=str)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_buckets_hold_over_any_stretch(algorithm: str, quota: Quota, data: st.DataObject) -> None:
     """Never more than the capacity, and what flows in meanwhile."""

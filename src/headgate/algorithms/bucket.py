@@ -55,10 +55,7 @@ class Bucket(Algorithm[int]):
 
     def debt(self, state: int, now: int) -> int:
         debt = state - now * self.rate
-        if debt < 0:
-            return 0
-        # a clock that stepped back makes the debt look larger, so that nothing is paid twice; a bucketful is the most
-        return debt if debt < self.room else self.room
+        return debt if debt > 0 else 0
 
     def lua_arguments(self) -> tuple[int, ...]:
         fill_us = -(-self.room // self.rate)
@@ -70,6 +67,11 @@ local function quota(a)
   local q = {limit = tonumber(ARGV[a]), cost = tonumber(ARGV[a + 1]), rate = tonumber(ARGV[a + 2]), ttl = ARGV[a + 3]}
   q.room = q.limit * q.cost
   return q, a + 4
+end
+
+local function owed(debt, q)
+  if debt > q.room then return q.room, true end
+  return math.max(debt, 0)
 end
 
 local function look(debt, q, now, permits)

@@ -63,11 +63,7 @@ class FixedWindow(Algorithm[int]):
         """(window, count) at *now*."""
         window = now // self.period
         count = state - window * self.width
-        if count < 0:  # of an older window
-            return window, 0
-        if count > self.limit:  # of a newer one: the clock stepped back, and stays in it
-            return state // self.width, state % self.width
-        return window, count
+        return window, count if count > 0 else 0  # less when it is of an older window
 
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, window_ttl(self.period))

@@ -22,7 +22,7 @@ local function load(key, q, now)
   if not kept then return 0 end
   local whole, part = string.match(kept, '^(%d+):?(%d*)$')
   local debt = (whole - now) * q.rate + (tonumber(part) or 0)
-  return math.min(math.max(debt, 0), q.room)
+  return owed(debt, q)
 end
 
 local function spend(key, debt, q, now, permits)

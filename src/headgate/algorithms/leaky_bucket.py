@@ -21,7 +21,7 @@ local function load(key, q, now)
   local kept = redis.call('HMGET', key, 'level', 'last_leak')
   if not kept[1] then return 0 end
   local debt = kept[1] - (now - kept[2]) * q.rate
-  return math.min(math.max(debt, 0), q.room)
+  return owed(debt, q)
 end
 
 local function spend(key, debt, q, now, permits)

@@ -48,8 +48,6 @@ class SlidingWindow(Algorithm[Log]):
 
     def look(self, state: Log, now: int, permits: int) -> Decision:
         times = state.times
-        if times:
-            now = max(now, times[-1])
         first = bisect_right(times, now - self.period)
         gone = state.total(first)
         used = state.total(len(times)) - gone
@@ -62,8 +60,6 @@ class SlidingWindow(Algorithm[Log]):
 
     def spend(self, state: Log, now: int, permits: int) -> Log:
         times, totals = state.times, state.totals
-        if times:
-            now = max(now, times[-1])
         first = bisect_right(times, now - self.period)
         if first * 2 > len(times):  # forget in bulk: each entry is moved once at most
             state.before = state.total(first)
@@ -107,12 +103,18 @@ local function load(key, q, now)
   local found = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
   if not found[1] then return {now = now, gone = 0, used = 0, total = 0} end
   local last = entry(found)
-  now = math.max(now, last.time)
-  if last.time <= now - q.period then return {now = now, gone = last.total, used = 0, total = last.total} end
-  local alive = '(' .. string.format('%.0f', now - q.period)
+  local at = math.max(now, last.time)  -- a clock that stepped back forgets nothing, and the log stays in order
+  if last.time <= at - q.period then return {now = at, gone = last.total, used = 0, total = last.total} end
+  local alive = '(' .. string.format('%.0f', at - q.period)
   local first = entry(redis.call('ZRANGEBYSCORE', key, alive, '+inf', 'WITHSCORES', 'LIMIT', 0, 1))
   local gone = first.total - first.permits
-  return {key = key, now = now, first = first, last = last, gone = gone, used = last.total - gone, total = last.total}
+  local state = {key = key, now = at, first = first, last = last, gone = gone, used = last.total - gone,
+                 total = last.total}
+  if last.time - now > q.period then  -- by more than a period: all that is remembered counts as made now
+    last.time, last.permits = now, state.used
+    state.now, state.first, state.ahead = now, last, true
+  end
+  return state, state.ahead
 end
 
 -- the rank and the entry at which the total first reaches this one: by halves, since totals grow with time
@@ -128,7 +130,6 @@ local function find(state, q, total)
 end
 
 local function look(state, q, now, permits)
-  now = state.now
   local after = state.used + permits
   local reset = state.used > 0 and state.last.time + q.period - now or 0
   if after > q.limit then
@@ -136,7 +137,7 @@ local function look(state, q, now, permits)
     if frees.total < goes then frees = select(2, find(state, q, goes)) end
     return false, math.max(q.limit - state.used, 0), reset, frees.time + q.period - now
   end
-  return true, q.limit - after, permits > 0 and q.period or reset, 0
+  return true, q.limit - after, permits > 0 and state.now + q.period - now or reset, 0
 end
 
 local function add(key, time, total, permits)
@@ -144,10 +145,14 @@ local function add(key, time, total, permits)
 end
 
 local function spend(key, state, q, now, permits)
+  if state.ahead then
+    redis.call('DEL', key)
+    add(key, now, state.total, state.used)
+  end
   if permits > 0 then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', state.now - q.period)
     add(key, state.now, state.total + permits, permits)
-  elseif state.used > 0 then
+  elseif permits < 0 and state.used > 0 then
     local total = math.max(state.total + permits, state.gone)
     local rank, cut = find(state, q, total + 1)
     redis.call('ZREMRANGEBYRANK', key, rank, -1)

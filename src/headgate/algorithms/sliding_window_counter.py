@@ -40,7 +40,7 @@ class SlidingWindowCounter(Algorithm[int]):
 
     def look(self, state: int, now: int, permits: int) -> Decision:
         window, current, previous = self.roll(state, now)
-        elapsed = max(now - window * self.period, 0)
+        elapsed = now - window * self.period
         used = self.used(elapsed, current, previous)
         spare = (self.limit - permits) * self.steps - used
         if spare >= 0:
@@ -73,7 +73,7 @@ class SlidingWindowCounter(Algorithm[int]):
 
     def left(self, state: int, now: int) -> int:
         window, current, previous = self.roll(state, now)
-        used = self.used(max(now - window * self.period, 0), current, previous)
+        used = self.used(now - window * self.period, current, previous)
         return max(self.limit * self.steps - used, 0) // self.steps
 
     def idle(self, state: int, now: int) -> bool:
@@ -81,12 +81,12 @@ class SlidingWindowCounter(Algorithm[int]):
         return current == 0 and previous == 0
 
     def roll(self, state: int, now: int) -> tuple[int, int, int]:
-        """(window, current, previous) at *now*; a clock that stepped back stays in the newer window."""
+        """(window, current, previous) at *now*."""
         rest, previous = divmod(state, self.width)
         kept, current = divmod(rest, self.width)
         window = now // self.period
-        if window <= kept:  # less when the clock stepped back: it stays in the newer window
-            return kept, current, previous
+        if window == kept:
+            return window, current, previous
         return window, 0, current if window == kept + 1 else 0
 
     def lua_arguments(self) -> tuple[int, ...]:
@@ -103,6 +103,7 @@ local function load(key, q, now)
   local window = math.floor(now / q.period)
   local kept = redis.call('HMGET', key, 'window', 'current', 'previous')
   local then_, current, previous = math.floor((kept[1] or 0) / q.period), tonumber(kept[2] or 0), tonumber(kept[3] or 0)
+  if then_ * q.period - now > q.period then return {window = window, current = current, previous = previous}, true end
   if then_ >= window then return {window = then_, current = current, previous = previous} end
   return {window = window, current = 0, previous = then_ + 1 == window and current or 0}
 end
@@ -118,8 +119,8 @@ end
 
 local function look(state, q, now, permits)
   local current, previous = state.current, state.previous
-  local elapsed = math.max(now - state.window * q.period, 0)
-  local used = previous * (q.steps - math.floor(elapsed / q.step)) + current * q.steps
+  local elapsed = now - state.window * q.period  -- below 0 where the clock stepped back
+  local used = previous * (q.steps - math.floor(math.max(elapsed, 0) / q.step)) + current * q.steps
   local spare = (q.limit - permits) * q.steps - used
   if spare >= 0 then
     return true, math.floor(spare / q.steps), reset(elapsed, current + permits, previous, q), 0

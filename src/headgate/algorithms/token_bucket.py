@@ -22,7 +22,7 @@ local function load(key, q, now)
   local kept = redis.call('HMGET', key, 'tokens', 'last_refill', 'part')
   if not kept[1] then return 0 end
   local debt = (q.limit - kept[1]) * q.cost - (kept[3] or 0) - (now - kept[2]) * q.rate
-  return math.min(math.max(debt, 0), q.room)
+  return owed(debt, q)
 end
 
 local function spend(key, debt, q, now, permits)

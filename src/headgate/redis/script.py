@@ -1,7 +1,9 @@
 """The Lua that decides, and the bytes that call it.
 
 The frame is written once: take the server's time, load each quota's state, look at all, spend from all or from
-none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``look`` and ``spend``. Everything that
+none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``look`` and ``spend``; ``load`` says with a
+second value that a state lies so far ahead of the clock that the clock must have stepped back (a failover to a
+server whose clock is behind): such a state is brought back to now, and written even if the call is denied. All that
 does not change from call to call is packed when the limiter is made, so that a call joins three pieces of bytes.
 """
 
@@ -25,12 +27,12 @@ end
 if not KEYS[2] and (op == 'take' or op == 'peek') then  -- nearly every call; the loop below costs a third more
   local key, q = KEYS[1], quota(4)
   if where then key = where(key, q, now) end
-  local state = load(key, q, now)
+  local state, ahead = load(key, q, now)
   local ok, left, full, wait = look(state, q, now, permits)
-  if ok and op == 'take' then spend(key, state, q, now, permits) end
+  if op == 'take' and (ok or ahead) then spend(key, state, q, now, ok and permits or 0) end
   return {ok and 1 or 0, 1, left, full, wait}
 end
-local keys, quotas, states, argument = {}, {}, {}, 4
+local keys, quotas, states, aheads, argument = {}, {}, {}, {}, 4
 local allowed, binds, remaining, reset, retry = true, 0, 0, 0, 0
 for i, key in ipairs(KEYS) do
   local q
@@ -39,8 +41,8 @@ for i, key in ipairs(KEYS) do
   if op == 'reset' then
     redis.call('DEL', key)
   else
-    local state = load(key, q, now)
-    keys[i], quotas[i], states[i] = key, q, state
+    local state, ahead = load(key, q, now)
+    keys[i], quotas[i], states[i], aheads[i] = key, q, state, ahead
     local ok, left, full, wait = look(state, q, now, op == 'refund' and 0 or permits)
     if binds == 0 or allowed and (not ok or left < remaining) or not ok and wait > retry then
       allowed, binds, remaining, retry = ok, i, left, wait
@@ -53,6 +55,7 @@ if not allowed then  -- nothing is spent, so those that would have allowed stay 
   for i, state in ipairs(states) do
     local _, _, full = look(state, quotas[i], now, 0)
     reset = math.max(reset, full)
+    if aheads[i] and op == 'take' then spend(keys[i], state, quotas[i], now, 0) end
   end
 elseif op == 'take' then
   for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, permits) end

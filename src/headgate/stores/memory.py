@@ -272,7 +272,14 @@ class BucketTable(Table):
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
-    return lambda: clock.now() * 1000
+    latest = 0
+
+    def read() -> int:
+        nonlocal latest
+        latest = max(latest, clock.now() * 1000)  # states rely on it: time does not go back
+        return latest
+
+    return read
 
 
 class AsyncTable:

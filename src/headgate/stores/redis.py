@@ -18,7 +18,7 @@ except ImportError as error:
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
 from headgate.fallback import Fallback
-from headgate.keys import check_key, label
+from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.redis.batch import Batcher
 from headgate.redis.connect import Connections, async_pool, check_url
@@ -46,7 +46,7 @@ class RedisStore:
         clock: Clock | None = None,
     ) -> None:
         self._source = _source(redis)
-        self.prefix = label(check_key(prefix, "prefix"))
+        self.prefix = _check_prefix(prefix)
         self.hash_keys = hash_keys
         self.clock = clock
         self._connections: Connections | None = None
@@ -110,6 +110,12 @@ def _source(given: str | Client) -> str | redis.ConnectionPool | redis.asyncio.C
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
         return given.connection_pool
     raise TypeError(f"RedisStore takes a URL or a client of redis-py, got {type(given).__name__} {given!r:.80}")
+
+
+def _check_prefix(prefix: str) -> str:
+    if "{" in check_key(prefix, "prefix") or "}" in prefix:
+        raise ValueError(f"prefix must not have braces, they would choose a Cluster slot for all keys: {prefix!r}")
+    return prefix
 
 
 _FAILURES = (RedisError, OSError)

@@ -1,0 +1,96 @@
+"""A TCP proxy in front of a server that counts what travels: round trips, and how much each of them carries."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+CALL = b"$7\r\nEVALSHA\r\n"
+REPLY = b"*5\r\n"  # a decision, or what refund and reset answer
+
+
+class Connection:
+    """One client's connection: calls under way on it, the most there ever were, and its round trips."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        self.most = 0
+        self.trips = 0
+
+
+class Proxy:
+    """`async with Proxy(port) as proxy`: connect to `proxy.url`. *hold* keeps replies back until it is cleared."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.connections: list[Connection] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    @property
+    def trips(self) -> int:
+        return sum(connection.trips for connection in self.connections)
+
+    @property
+    def most(self) -> int:
+        """The most calls that were under way on one connection at a time: the largest batch."""
+        return max(connection.most for connection in self.connections)
+
+    @property
+    def under_way(self) -> int:
+        return sum(connection.under_way for connection in self.connections)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        connection = Connection()
+        self.connections.append(connection)
+        both = [
+            asyncio.create_task(self._requests(reader, upstream_writer, connection)),
+            asyncio.create_task(self._replies(upstream_reader, writer, connection)),
+        ]
+        self._tasks.update(both)
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in (writer, upstream_writer):
+                end.close()
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            self._tasks.difference_update(both)
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
+        rest = b""
+        while data := await reader.read(65536):
+            calls = (rest + data).count(CALL)
+            rest = (rest + data)[-len(CALL) + 1 :]
+            seen.trips += bool(calls and not seen.under_way)
+            seen.under_way += calls
+            seen.most = max(seen.most, seen.under_way)
+            writer.write(data)
+            await writer.drain()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
+        rest = b""
+        while data := await reader.read(65536):
+            await self.open.wait()
+            seen.under_way -= (rest + data).count(REPLY)
+            rest = (rest + data)[-len(REPLY) + 1 :]
+            writer.write(data)
+            await writer.drain()

@@ -1,0 +1,167 @@
+"""The memory store is bounded: a flood of keys neither grows it nor frees a key that is being limited."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headgate import Limiter
+from headgate.stores.memory import MemoryStore
+from headgate.testing import ManualClock
+from tests.places import ALGORITHMS
+
+FLOOD = 50_000
+BOUND = 1_000
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(max_keys=BOUND, clock=clock)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_flood_neither_grows_it_nor_frees_anybody(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+    limiter = Limiter("3/hour", algorithm=algorithm, store=store)
+    limited = [f"limited {number}" for number in range(20)]
+    for key in limited:
+        assert limiter.try_acquire(key, permits=3)
+    for number in range(FLOOD):
+        limiter.try_acquire(f"flood {number}")
+        if number % 1_000 == 0:
+            clock.advance(0.1)
+            assert len(store) <= BOUND
+            assert not any(limiter.try_acquire(key) for key in limited)
+    assert len(store) <= BOUND
+    assert not any(limiter.try_acquire(key) for key in limited)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_full_of_limited_keys_it_refuses_newcomers_until_there_is_room(
+    algorithm: str, store: MemoryStore, clock: ManualClock
+) -> None:
+    limiter = Limiter("1/minute", algorithm=algorithm, store=store)
+    for number in range(BOUND):
+        assert limiter.try_acquire(f"first {number}")
+    for number in range(3 * BOUND):
+        decision = limiter.try_acquire(f"later {number}")
+        assert not decision.allowed
+        assert not decision.degraded
+        assert decision.remaining == 0
+        assert 0 < decision.retry_after <= 120
+    assert len(store) <= BOUND
+    assert not any(limiter.try_acquire(f"first {number}") for number in range(BOUND))
+    clock.advance(decision.retry_after)
+    assert limiter.try_acquire("newcomer"), "retry_after is true here too"
+
+
+def test_a_flood_under_threads(clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=500, clock=clock)
+    limiter = Limiter(["3/hour", "5/day"], algorithm="sliding_window", store=store)
+    plain = Limiter("3/hour", store=store)
+    for one in (limiter, plain):
+        one.try_acquire("limited", permits=3)
+    errors: list[BaseException] = []
+
+    def flood(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for number in range(1_500):
+                one = chance.choice([limiter, plain])
+                key = chance.choice([f"{seed} {number}", f"shared {number}"])
+                calls: list[Callable[[str], object]] = [
+                    one.try_acquire,
+                    one.try_acquire,
+                    one.peek,
+                    one.refund,
+                    one.reset,
+                ]
+                chance.choice(calls)(key)
+                clock.advance(0.0001)
+                assert not one.try_acquire("limited")
+        except BaseException as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=flood, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(before)
+    assert errors == []
+    assert len(store) <= 500
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_has_expired_is_swept_a_little_on_each_call(algorithm: str, clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    limiter = Limiter("2/minute", algorithm=algorithm, store=store)
+    for number in range(5_000):
+        limiter.try_acquire(f"k{number}")
+    assert len(store) == 5_000
+    clock.advance(120)
+    lengths = []
+    for _ in range(5_000):
+        limiter.try_acquire("still here")
+        clock.advance(0.002)
+        lengths.append(len(store))
+    assert lengths[0] > 4_000, "not all at once: that would keep one caller waiting"
+    assert lengths[-1] <= 5
+    assert sorted(lengths, reverse=True) == lengths
+
+
+def test_what_has_not_expired_is_not_swept(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    limiter = Limiter("1/hour", store=store)
+    for number in range(200):
+        limiter.try_acquire(f"k{number}")
+    for _ in range(1_000):
+        limiter.try_acquire("other")
+        clock.advance(0.01)
+    assert len(store) == 201
+    assert not any(limiter.try_acquire(f"k{number}") for number in range(200))
+
+
+def test_looking_makes_no_entry(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    limiter = Limiter("5/minute", store=store)
+    for number in range(100):
+        limiter.peek(f"k{number}")
+        limiter.refund(f"k{number}")
+        limiter.reset(f"k{number}")
+    assert len(store) == 0
+
+
+def test_limiters_on_one_store_share_the_bound_and_not_the_state(store: MemoryStore) -> None:
+    login = Limiter("2/minute", store=store, name="login")
+    search = Limiter("2/minute", store=store, name="search")
+    again = Limiter("2/minute", store=store, name="login")
+    other = Limiter("2/minute", store=store, name="login", algorithm="fixed_window")
+    assert login.try_acquire("k", permits=2)
+    assert search.try_acquire("k", permits=2)
+    assert not again.try_acquire("k"), "an equal name is the same limit"
+    assert other.try_acquire("k", permits=2), "another algorithm is another limit"
+    for limiter in (login, search):
+        for number in range(2 * BOUND):
+            limiter.try_acquire(f"k{number}")
+    assert len(store) <= BOUND
+
+
+def test_memory_is_not_shared_between_stores() -> None:
+    first, second = Limiter("1/minute"), Limiter("1/minute")
+    assert first.try_acquire("k")
+    assert second.try_acquire("k")
+
+
+@pytest.mark.parametrize("max_keys", [1, 2, 33])
+def test_small_bounds(max_keys: int, clock: ManualClock) -> None:
+    limiter = Limiter("2/minute", max_keys=max_keys, clock=clock)
+    assert limiter.try_acquire("limited", permits=2)
+    for number in range(200):
+        limiter.try_acquire(f"k{number}")
+        assert not limiter.try_acquire("limited")
+    clock.advance(60)
+    assert limiter.try_acquire("limited", permits=2)
