@@ -8,9 +8,18 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from benchmarks import peers
-from benchmarks.workload import ALGORITHMS, LIMIT, PERIOD_SECONDS, QUOTA, Loop, Sample, Scale, time_loop, traffic
-
-TURN_SECONDS = 0.3
+from benchmarks.workload import (
+    ALGORITHMS,
+    LIMIT,
+    PERIOD_SECONDS,
+    QUOTA,
+    TURN_SECONDS,
+    Loop,
+    Sample,
+    Scale,
+    time_loop,
+    traffic,
+)
 
 Start = Callable[[str], AbstractContextManager[Loop]]  # algorithm -> a loop over a store that has seen no key
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import headgate
 from tests.servers import Server
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
@@ -18,7 +19,12 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example(example: Path, redis_server: Server, tmp_path: Path) -> None:
-    environment = os.environ | {"HEADGATE_EXAMPLE_REDIS": redis_server.url, "PYTHONWARNINGS": "error"}
+    ours = str(Path(headgate.__file__).parent.parent)
+    environment = os.environ | {
+        "HEADGATE_EXAMPLE_REDIS": redis_server.url,
+        "PYTHONWARNINGS": "error",
+        "PYTHONPATH": ours,
+    }
     command = [sys.executable, str(example)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stdout + done.stderr

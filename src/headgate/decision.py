@@ -35,12 +35,14 @@ class Decision:
     degraded     the store was down and ``on_store_error`` answered
     """
 
-    __slots__ = ("_reset", "_retry", "_spare", "_units", "allowed")
+    __slots__ = ("_reset", "_retry", "_spare", "_units")
 
+    # What is the same for all decisions of a kind is said by their class, and only a denial has a __bool__: objects
+    # without one are true, and nothing is called to find that out.
+    allowed: ClassVar[bool] = True
     degraded: ClassVar[bool] = False
 
     # No __init__: `answer` below fills these in, and the hot path of the memory store does it on the spot.
-    allowed: bool
     _units: Units
     _spare: int  # of what _units says
     _reset: int
@@ -72,9 +74,6 @@ class Decision:
     def retry_after(self) -> float:
         return self.retry_us / 1_000_000
 
-    def __bool__(self) -> bool:
-        return self.allowed
-
     def _values(self) -> tuple[bool, int, int, int, int, bool]:
         return (self.allowed, self.limit, self.remaining, self.reset_us, self.retry_us, self.degraded)
 
@@ -94,6 +93,18 @@ class Decision:
         return decision, self._values()
 
 
+@mypyc_attr(free_list_len=1)
+class Denial(Decision):
+    """A decision that is not one to go on."""
+
+    __slots__ = ()
+
+    allowed: ClassVar[bool] = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class DegradedDecision(Decision):
     """A decision that the policy made, because the store could not."""
 
@@ -102,10 +113,21 @@ class DegradedDecision(Decision):
     degraded: ClassVar[bool] = True
 
 
-def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int) -> Decision:
+class DegradedDenial(Denial):
+    """A denial that the policy made, because the store could not."""
+
+    __slots__ = ()
+
+    degraded: ClassVar[bool] = True
+
+
+def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
-    made = Decision()
-    made.allowed = allowed
+    made: Decision
+    if degraded:
+        made = DegradedDecision() if allowed else DegradedDenial()
+    else:
+        made = Decision() if allowed else Denial()
     made._units = units
     made._spare = spare
     made._reset = reset
@@ -117,10 +139,4 @@ def decision(
     allowed: bool, limit: int, remaining: int, reset_us: int = 0, retry_us: int = 0, degraded: bool = False
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
-    made = DegradedDecision() if degraded else Decision()
-    made.allowed = allowed
-    made._units = Units(limit, 1, 1)
-    made._spare = remaining
-    made._reset = reset_us
-    made._retry = retry_us
-    return made
+    return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us, degraded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
@@ -19,21 +18,14 @@ Key = str | Callable[..., str]
 class Guard:
     """Decorates plain and async functions, and guards a ``with`` block. Made by `Limiter.limit` and `Limiter.paced`."""
 
-    def __init__(self, key: Key, enter: Callable[[str], Decision], blocks: bool) -> None:
+    def __init__(self, key: Key, enter: Callable[[str], Decision], for_async: Callable[[], AsyncGuard]) -> None:
         self._key = key
         self._enter = enter
-        self._blocks = blocks  # whether entering may take so long that an event loop must not do it
+        self._for_async = for_async
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                key = _key_of(self._key, args, kwargs)
-                await asyncio.to_thread(self._enter, key) if self._blocks else self._enter(key)
-                return await function(*args, **kwargs)
-
-            return call_async  # type: ignore[return-value]  # a coroutine function again, as R was
+            return self._for_async()(function)  # type: ignore[return-value]  # a coroutine function again, as R was
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:

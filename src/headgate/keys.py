@@ -39,7 +39,9 @@ def check_key(key: object, what: str = "key") -> str:
 
 def hash_tag(key: str) -> str:
     """The client's part of a Redis key, braces included: a Cluster hashes only what is between them."""
-    return "{" + key.translate(_TAG) + "}"
+    if "{" in key or "}" in key or "%" in key:
+        key = key.translate(_TAG)
+    return "{" + key + "}"
 
 
 def digest(key: str) -> str:

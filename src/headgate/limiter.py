@@ -24,6 +24,7 @@ from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.rule import Quotas, Rule, check_permits
 from headgate.stores import AsyncGate, Gate, Store, StoreOptions, open_store
+from headgate.stores.threads import InThreads
 from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
 
 
@@ -56,7 +57,7 @@ class Limiter:
         self._gate: Gate = self.store.open(self.rule, on_store_error)
         self._clock = self._gate.clock
         self._line = Line()
-        if self._gate.in_process and type(self).try_acquire is Limiter.try_acquire:
+        if type(self).try_acquire is Limiter.try_acquire:
             # a call less on the way to a decision that takes a fraction of a microsecond
             self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
 
@@ -98,11 +99,13 @@ class Limiter:
         *key* is a text, or a function of the call's arguments that returns one.
         """
         enter = functools.partial(_take, self) if timeout is None else functools.partial(self.acquire, timeout=timeout)
-        return Guard(key, functools.partial(enter, permits=permits), timeout is not None or not self._gate.in_process)
+        enter = functools.partial(enter, permits=permits)
+        return Guard(key, enter, lambda: self._for_async().limit(key, permits=permits, timeout=timeout))
 
     def paced(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
         """The same through `pace`: calls run later and evenly spaced instead of being refused."""
-        return Guard(key, functools.partial(self.pace, permits=permits, timeout=timeout), True)
+        enter = functools.partial(self.pace, permits=permits, timeout=timeout)
+        return Guard(key, enter, lambda: self._for_async().paced(key, permits=permits, timeout=timeout))
 
     def close(self) -> None:
         """Let go of the store's connections, unless the store was handed in."""
@@ -114,6 +117,13 @@ class Limiter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _for_async(self) -> AsyncLimiter:
+        """What guards an async function: the same rule on the same store, in the same line, without blocking."""
+        rule, store = self.rule, self.store if self._gate.in_process else InThreads(self._gate)
+        twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, store=store, name=rule.name)
+        twin._line = self._line
+        return twin
 
     def _wait(self, plan: Wait, key: str, permits: int, wake: threading.Event) -> Decision:
         def answer(request: Ask | float | None) -> Decision | None:
@@ -151,6 +161,8 @@ class AsyncLimiter:
         self._gate: AsyncGate = self.store.open_async(self.rule, on_store_error)
         self._clock = self._gate.clock
         self._line = Line()
+        if type(self).try_acquire is AsyncLimiter.try_acquire:
+            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""

@@ -137,7 +137,7 @@ def test_the_model_agrees(algorithm: str, quota: Quota, data: st.DataObject) -> 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("quota", [Quota(7, 60.0), Quota(999_983, 86400.0)], ids=str)
 def test_the_model_agrees_on_redis(algorithm: str, quota: Quota, redis_server: Server) -> None:
-    @settings(max_examples=settings.default.max_examples // 4)
+    @settings(max_examples=settings().max_examples // 4)
     @given(walk=walks(quota))
     def check(walk: Walk) -> None:
         redis_server.flush()  # the clock starts again at midnight, so what is kept of that day has to go

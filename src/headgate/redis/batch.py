@@ -45,6 +45,7 @@ class Batcher:
         self._own = own
         self._waiting: deque[Passenger] = deque()
         self._carriers: set[asyncio.Task[None]] = set()
+        self._idle: list[Connection] = []
 
     async def call(self, script: Script, call: Call) -> Any:
         """The reply of *script* to one call."""
@@ -54,13 +55,17 @@ class Batcher:
             return await passenger.done
         except asyncio.CancelledError:
             if not passenger.done.cancelled() and not passenger.done.exception():
-                self._give_back(passenger, passenger.done.result())  # it came, and the caller will never see it
+                self._return_permits(passenger, passenger.done.result())  # it came, and the caller will never see it
             raise
 
     async def aclose(self) -> None:
         """Finish what is under way, then close the connections, unless the pool is somebody else's."""
         while self._carriers:
             await asyncio.gather(*self._carriers, return_exceptions=True)
+        while self._idle:
+            connection = self._idle.pop()
+            await connection.disconnect()
+            await self._pool.release(connection)
         if self._own:
             await self._pool.disconnect()
 
@@ -88,7 +93,7 @@ class Batcher:
     async def _trip(self, batch: list[Passenger]) -> None:
         try:
             async with asyncio.timeout(TIMEOUT):
-                connection = await self._pool.get_connection()
+                connection = await self._borrow()
                 try:
                     unknown = await self._exchange(connection, batch, [p.script.by_digest + p.command for p in batch])
                     if unknown:  # a new server, or its cache was flushed
@@ -98,12 +103,25 @@ class Batcher:
                     await connection.disconnect(nowait=True)  # replies may be left in it
                     raise
                 finally:
-                    await self._pool.release(connection)
+                    await self._give_back(connection)
         except (RedisError, OSError) as error:
             _fail(batch, error)
         except BaseException:
             _fail(batch, ConnectionError("the event loop stopped in mid-call"))
             raise
+
+    async def _borrow(self) -> Connection:
+        """The connection used last, if it is still good; asking redis-py's pool each time costs as much as the trip."""
+        connection: Connection = self._idle.pop() if self._idle else await self._pool.get_connection()
+        if connection.is_connected and await connection.can_read():  # nothing was asked: it is closed, or not ours
+            await connection.disconnect(nowait=True)  # the next command connects again
+        return connection
+
+    async def _give_back(self, connection: Connection) -> None:
+        if self._own:
+            self._idle.append(connection)
+        else:
+            await self._pool.release(connection)
 
     async def _exchange(self, connection: Connection, batch: list[Passenger], packed: list[bytes]) -> list[Passenger]:
         """One round trip. Returns those whose script the server did not know."""
@@ -120,12 +138,12 @@ class Batcher:
                     passenger.done.set_exception(error)
             else:
                 if passenger.done.done():
-                    self._give_back(passenger, reply)
+                    self._return_permits(passenger, reply)
                 else:
                     passenger.done.set_result(reply)
         return unknown
 
-    def _give_back(self, passenger: Passenger, reply: Any) -> None:
+    def _return_permits(self, passenger: Passenger, reply: Any) -> None:
         """Return what a call took for somebody who is gone."""
         call = passenger.call
         if call.op == "take" and reply[0]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, Denial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
 
@@ -35,7 +35,7 @@ ONE: Final[object] = 1  # by identity: quicker than to compare, and True is anot
 
 _SWEEP_EVERY: Final = 1000  # microseconds between sweeps that a call makes on its way
 _SWEEP_KEYS: Final = 8
-_CANDIDATES: Final = 32  # states looked at to make room when full
+_CANDIDATES: Final = 8  # states looked at to make room when full
 
 
 class MemoryStore:
@@ -246,20 +246,19 @@ class BucketTable(Table):
                 debt = 0
             after = debt + cost
             short = after - self.room
-            if short <= 0:
-                paid[key] = start + after
+            if short > 0:
+                denial = Denial()
+                denial._units = self.units
+                denial._spare = self.room - debt
+                denial._reset = debt
+                denial._retry = short
+                return denial
+            paid[key] = start + after
             decision = Decision()
             decision._units = self.units
-            if short > 0:
-                decision.allowed = False
-                decision._spare = self.room - debt
-                decision._reset = debt
-                decision._retry = short
-            else:
-                decision.allowed = True
-                decision._spare = -short
-                decision._reset = after
-                decision._retry = 0
+            decision._spare = -short
+            decision._reset = after
+            decision._retry = 0
             return decision
         except KeyError:
             return self.first(key, now, cost // self.cost)

@@ -1,0 +1,71 @@
+"""A gate that blocks, behind awaitable methods: each call runs in a thread of the event loop's pool.
+
+For async functions under a plain `Limiter`, whose connections belong to threads. Whoever is cancelled in mid-call
+gets back what the thread may still take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.rule import Rule
+from headgate.stores import Gate
+
+R = TypeVar("R")
+
+
+class InThreads:
+    """Both the store and its only gate."""
+
+    in_process = False
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @property
+    def clock(self) -> Clock:
+        return self._gate.clock
+
+    def open(self, rule: Rule, on_store_error: str = "allow") -> Gate:
+        return self._gate
+
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> InThreads:
+        return self
+
+    def close(self) -> None:
+        """The gate belongs to the limiter that lent it."""
+
+    async def aclose(self) -> None:
+        """The gate belongs to the limiter that lent it."""
+
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(None, self._gate.try_acquire, key, permits)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(functools.partial(self._give_back, loop, key, permits))
+            raise
+
+    async def peek(self, key: str, permits: int = 1) -> Decision:
+        return await self._run(self._gate.peek, key, permits)
+
+    async def refund(self, key: str, permits: int = 1) -> None:
+        await self._run(self._gate.refund, key, permits)
+
+    async def reset(self, key: str) -> None:
+        await self._run(self._gate.reset, key)
+
+    async def _run(self, function: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+    def _give_back(
+        self, loop: asyncio.AbstractEventLoop, key: str, permits: int, call: asyncio.Future[Decision]
+    ) -> None:
+        if not call.cancelled() and not call.exception() and call.result().allowed:
+            loop.run_in_executor(None, self._gate.refund, key, permits)

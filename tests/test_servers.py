@@ -1,0 +1,48 @@
+"""The servers of the suite: ours alone, and gone when we are."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.clocks import until
+from tests.servers import KINDS, Server
+
+START = """
+import sys
+from tests.servers import Server
+server = Server(sys.argv[1])
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def _answers(port: int) -> bool:
+    try:
+        with redis.Redis(host="127.0.0.1", port=port) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed test run may leave servers behind")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_dies_with_a_test_run_that_is_killed(kind: str) -> None:
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-c", START, kind]
+    with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        port = int(run.stdout.readline())
+        assert _answers(port)
+        run.kill()
+    until(lambda: not _answers(port))
+
+
+def test_a_server_of_somebody_else_is_left_alone(redis_server: Server) -> None:
+    """It answers on the port we want; we neither take it for ours nor touch what it keeps."""
+    redis_server.client().set("theirs", "kept")
+    with pytest.raises(RuntimeError, match="cannot start"):
+        Server(KINDS[0], port=redis_server.port)
+    assert redis_server.client().get("theirs") == "kept"
