@@ -24,6 +24,7 @@ DEFAULT_BOUND = 60  # seconds
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
+    config.addinivalue_line("markers", "impatient: with the time-outs of Redis as users have them")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,14 @@ def bound(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give servers more time than users would: a busy machine is not what most tests are about."""
+    if not request.node.get_closest_marker("impatient"):
+        for module in ("batch", "connect"):
+            monkeypatch.setattr(f"headgate.redis.{module}.TIMEOUT", 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ else that happens to answer on the same port is never used and never flushed.
 
 A server dies with the test process. The normal way is `stop()`. When the test process is killed there is no normal
 way, so on Linux the server's process first asks the kernel to be killed as soon as its parent is gone
-(PR_SET_PDEATHSIG, which outlives the exec into the server); elsewhere `atexit` has to do. Nothing is ever written to
-disk but an empty working directory.
+(PR_SET_PDEATHSIG, which outlives the exec into the server); elsewhere `atexit` has to do. Nothing is written to disk.
 """
 
 import atexit
@@ -75,7 +74,6 @@ class Server:
 
     def __init__(self, kind: str, *, port: int | None = None) -> None:
         self.kind = kind
-        self.directory = tempfile.mkdtemp(prefix="headgate-test-")
         for _ in range(5):  # another process may take the free port before the server does
             self.port = port or free_port()
             self.process = self._spawn()
@@ -88,7 +86,9 @@ class Server:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         options = {"--port": str(self.port), "--bind": "127.0.0.1", "--save": "", "--appendonly": "no"}
-        options |= {"--dir": self.directory, "--daemonize": "no", "--loglevel": "warning"}
+        # nothing is saved, and there must be nothing to load either
+        options |= {"--dir": tempfile.gettempdir(), "--dbfilename": f"headgate-no-such-file-{self.port}.rdb"}
+        options |= {"--daemonize": "no", "--loglevel": "warning"}
         command = [str(BINARIES[self.kind]), *(word for pair in options.items() for word in pair)]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -113,6 +113,11 @@ class Server:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def patient_url(self) -> str:
+        """For other processes, which the time-outs that the suite sets in its own do not reach."""
+        return f"{self.url}?socket_timeout=10&socket_connect_timeout=10"
 
     def client(self) -> Any:  # redis-py types every reply as either kind of client's, bytes or text
         return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True)
@@ -158,4 +163,3 @@ class Server:
     def stop(self) -> None:
         self._kill()
         atexit.unregister(self.stop)
-        shutil.rmtree(self.directory, ignore_errors=True)

@@ -114,11 +114,11 @@ def test_real_time(place: Place) -> None:
         async with place.async_limiter("20/second burst 1") as limiter:
             begun = time.monotonic()
             await asyncio.gather(*(limiter.acquire("k") for _ in range(5)))
-            assert 0.199 <= time.monotonic() - begun < 2.0
+            assert 0.199 <= time.monotonic() - begun < 5.0
             begun = time.monotonic()
             with pytest.raises(RateLimited):
                 await limiter.acquire("k", timeout=0.02)
-            assert 0.019 <= time.monotonic() - begun < 1.0
+            assert 0.019 <= time.monotonic() - begun < 5.0
 
     asyncio.run(check())
 

@@ -135,7 +135,7 @@ def test_8_processes_by_sevens_from_several_quotas(redis_server: Server) -> None
 
 def spend_in_processes(redis_server: Server, algorithm: str, quotas: list[str], permits: int) -> int:
     """Let eight processes ask 60 times each, all at once; sum up what they were granted."""
-    arguments = [redis_server.url, algorithm, "60", str(permits), "k", *quotas]
+    arguments = [redis_server.patient_url, algorithm, "60", str(permits), "k", *quotas]
     command = [sys.executable, "-m", "tests.spender", *arguments]
     processes = [
         subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)

@@ -126,7 +126,7 @@ def test_a_client_whose_clock_is_wrong_changes_nothing(algorithm: str, redis_ser
         limiter = place.limiter("5/day", algorithm=algorithm)
         assert limiter.try_acquire("k", permits=3)
         for skew in (100 * 86400, -100 * 86400):
-            command = [sys.executable, "-c", SKEWED, str(skew), algorithm, redis_server.url]
+            command = [sys.executable, "-c", SKEWED, str(skew), algorithm, redis_server.patient_url]
             said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
             assert said == "False 2\n"
         assert limiter.peek("k", permits=0).remaining == 2
@@ -276,6 +276,6 @@ print(1 + own + sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child
 
 
 def test_a_forked_child_does_not_share_its_parents_connection(redis_server: Server) -> None:
-    command = [sys.executable, "-c", FORKED, redis_server.url]
+    command = [sys.executable, "-c", FORKED, redis_server.patient_url]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
     assert said == "100\n"

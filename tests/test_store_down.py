@@ -12,6 +12,8 @@ from headgate import AsyncLimiter, Decision, Limiter
 from headgate.errors import HeadgateError, InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from tests.servers import KINDS, Server, free_port
 
+pytestmark = pytest.mark.impatient
+
 QUOTA = "3/30d"
 
 

@@ -7,6 +7,7 @@ out when somebody reads them. Most callers only ask whether they may go on, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import ClassVar
 
 from headgate.compiler import mypyc_attr
@@ -37,8 +38,7 @@ class Decision:
 
     __slots__ = ("_reset", "_retry", "_spare", "_units")
 
-    # What is the same for all decisions of a kind is said by their class, and only a denial has a __bool__: objects
-    # without one are true, and nothing is called to find that out.
+    # what is the same for all decisions of a kind is said by their class
     allowed: ClassVar[bool] = True
     degraded: ClassVar[bool] = False
 
@@ -74,6 +74,9 @@ class Decision:
     def retry_after(self) -> float:
         return self.retry_us / 1_000_000
 
+    def __bool__(self) -> bool:
+        return True
+
     def _values(self) -> tuple[bool, int, int, int, int, bool]:
         return (self.allowed, self.limit, self.remaining, self.reset_us, self.retry_us, self.degraded)
 
@@ -103,6 +106,11 @@ class Denial(Decision):
 
     def __bool__(self) -> bool:
         return False
+
+
+if isinstance(Decision.__bool__, FunctionType):
+    # In plain Python that call is a sixth of a decision's time. An object without one is true, and nothing is called.
+    delattr(Decision, "__bool__")
 
 
 class DegradedDecision(Decision):

@@ -74,7 +74,10 @@ class MemoryStore:
 
 
 class Table:
-    """One limiter's states, by key, and everything that can be asked of them."""
+    """One limiter's states, by key, and everything that can be asked of them.
+
+    Arguments are Any: what callers give is checked here, and compiled code would turn True into 1 before that.
+    """
 
     in_process: Final = True
 
@@ -110,7 +113,7 @@ class Table:
                 self.states[key] = self.algorithm.spend(state, now, count)
             return decision
 
-    def peek(self, key: str, permits: int = 1) -> Decision:
+    def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
         with self.lock:
             now = self.now()
@@ -120,7 +123,7 @@ class Table:
                 state = self.algorithm.fresh()
             return self.algorithm.look(state, now, count)
 
-    def refund(self, key: str, permits: int = 1) -> None:
+    def refund(self, key: Any, permits: Any = 1) -> None:
         count = check_permits(permits)
         with self.lock:
             now = self.now()
@@ -130,7 +133,7 @@ class Table:
             else:
                 self.states[key] = self.algorithm.spend(state, now, -count)
 
-    def reset(self, key: str) -> None:
+    def reset(self, key: Any) -> None:
         with self.lock:
             if self.known(key) is None:
                 check_key(key)
@@ -290,14 +293,14 @@ class AsyncTable:
         self.table = table
         self.clock = table.clock
 
-    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+    async def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         return self.table.try_acquire(key, permits)
 
-    async def peek(self, key: str, permits: int = 1) -> Decision:
+    async def peek(self, key: Any, permits: Any = 1) -> Decision:
         return self.table.peek(key, permits)
 
-    async def refund(self, key: str, permits: int = 1) -> None:
+    async def refund(self, key: Any, permits: Any = 1) -> None:
         self.table.refund(key, permits)
 
-    async def reset(self, key: str) -> None:
+    async def reset(self, key: Any) -> None:
         self.table.reset(key)
