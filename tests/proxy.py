@@ -1,18 +1,34 @@
 """A TCP proxy in front of a server that counts what travels: round trips, and how much each of them carries."""
 
 import asyncio
+import re
 from types import TracebackType
 from typing import Self
 
-CALL = b"$7\r\nEVALSHA\r\n"
-REPLY = b"*5\r\n"  # a decision, or what refund and reset answer
+CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # and how many keys it has
+REPLY = re.compile(rb"\*\d+\r\n")  # of the script
+
+
+class Stream:
+    """Bytes one way, in which *pattern* is found once each, however they are cut into pieces."""
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self.pattern = pattern
+        self.rest = b""
+
+    def found(self, data: bytes) -> list[re.Match[bytes]]:
+        text = self.rest + data
+        matches = list(self.pattern.finditer(text))
+        self.rest = text[matches[-1].end() if matches else 0 :][-120:]
+        return matches
 
 
 class Connection:
-    """One client's connection: calls under way on it, the most there ever were, and its round trips."""
+    """One client's connection: calls under way on it, the most keys they ever had, and its round trips."""
 
     def __init__(self) -> None:
         self.under_way = 0
+        self.keys = 0
         self.most = 0
         self.trips = 0
 
@@ -37,7 +53,7 @@ class Proxy:
 
     @property
     def most(self) -> int:
-        """The most calls that were under way on one connection at a time: the largest batch."""
+        """The most keys that were under way on one connection at a time: the largest batch."""
         return max(connection.most for connection in self.connections)
 
     @property
@@ -76,21 +92,23 @@ class Proxy:
             self._tasks.difference_update(both)
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
-        rest = b""
+        stream = Stream(CALL)
         while data := await reader.read(65536):
-            calls = (rest + data).count(CALL)
-            rest = (rest + data)[-len(CALL) + 1 :]
-            seen.trips += bool(calls and not seen.under_way)
-            seen.under_way += calls
-            seen.most = max(seen.most, seen.under_way)
+            calls = stream.found(data)
+            if calls and not seen.under_way:
+                seen.trips += 1
+                seen.keys = 0
+            seen.under_way += len(calls)
+            seen.keys += sum(int(call[1]) for call in calls)
+            seen.most = max(seen.most, seen.keys)
             writer.write(data)
             await writer.drain()
 
     async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
-        rest = b""
+        stream = Stream(REPLY)
         while data := await reader.read(65536):
             await self.open.wait()
-            seen.under_way -= (rest + data).count(REPLY)
-            rest = (rest + data)[-len(REPLY) + 1 :]
+            if seen.under_way:
+                seen.under_way -= len(stream.found(data))
             writer.write(data)
             await writer.drain()

@@ -44,7 +44,7 @@ def test_the_server_sees_few_reads(any_redis_server: Server) -> None:
             await limiter.peek("warm")
             calls, reads = any_redis_server.calls("evalsha"), any_redis_server.reads()
             await check_all(limiter, 256)
-            assert any_redis_server.calls("evalsha") - calls == 256
+            assert any_redis_server.calls("evalsha") - calls <= 16
             assert any_redis_server.reads() - reads <= 64
 
     asyncio.run(check())
@@ -60,7 +60,7 @@ def test_batches_are_bounded(quotas: list[str], redis_server: Server) -> None:
             await limiter.peek("warm")
             decisions = await check_all(limiter, 3_000)
             assert sum(decision.allowed for decision in decisions) == 3_000
-            assert 16 <= proxy.most * len(quotas) <= BOUND + len(quotas)
+            assert 16 <= proxy.most <= BOUND
 
     asyncio.run(check())
 
@@ -139,8 +139,9 @@ def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> None:
         ):
             await limiter.peek("k")
             proxy.open.clear()
+            before = redis_server.calls("evalsha")
             calls = [asyncio.create_task(limiter.try_acquire("k", permits=2)) for _ in range(30)]
-            await until_async(lambda: redis_server.calls("evalsha") >= 30)
+            await until_async(lambda: redis_server.calls("evalsha") > before)  # all thirty travel together
             for call in calls[:20]:
                 call.cancel()
             results = asyncio.gather(*calls, return_exceptions=True)

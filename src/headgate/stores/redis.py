@@ -188,15 +188,14 @@ class RedisGate:
 
     def _send(self, call: Call) -> Any:
         script = self.plans.script
-        command = script.command(*call)
         connections = self._store.connections()
         connection = connections.borrow()
         try:
-            connection.send_packed_command([script.by_digest + command], check_health=False)
+            connection.send_packed_command([script.call([call])], check_health=False)
             try:
                 return connection.read_response()
             except NoScriptError:  # a new server, or its cache was flushed
-                connection.send_packed_command([script.whole + command], check_health=False)
+                connection.send_packed_command([script.call([call], whole=True)], check_health=False)
                 return connection.read_response()
         finally:
             connections.give_back(connection)
