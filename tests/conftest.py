@@ -47,8 +47,7 @@ def bound(request: pytest.FixtureRequest) -> Iterator[None]:
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give servers more time than users would: a busy machine is not what most tests are about."""
     if not request.node.get_closest_marker("impatient"):
-        for module in ("batch", "connect"):
-            monkeypatch.setattr(f"headgate.redis.{module}.TIMEOUT", 10.0)
+        monkeypatch.setattr("headgate.redis.address.TIMEOUT", 10.0)
 
 
 @pytest.fixture(scope="session")

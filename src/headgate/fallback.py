@@ -22,51 +22,56 @@ _RETRY_US = 1_000_000
 
 
 class Fallback:
-    """One limiter's policy. Logs when the store is lost and when it is back, not each time in between."""
+    """One limiter's policy.
+
+    A store that is silent is the business of its breaker, which logs when it is lost and when it is back. One that
+    answers with an error (out of memory, read-only, no permission) is logged here, once until it decides again.
+    """
 
     def __init__(self, policy: str, rule: Rule, clock: Clock | None) -> None:
         self.policy = check_policy(policy)
         self.rule = rule
-        self.lost = False
+        self.answers = 0  # given in place of the store, ever
+        self.refused = False
         self.local = MemoryStore(clock=clock).open(rule) if policy == "local" else None
 
-    def take(self, key: str, permits: int, error: Exception) -> Decision:
-        """Answer a check that the store did not."""
-        self._note(error)
+    def take(self, key: str, permits: int, error: Exception, refused: bool) -> Decision:
+        """Answer a check that the store did not; *refused*: it answered with an error."""
+        self._note(error, refused)
         if self.local:
             return _degraded(self.local.try_acquire(key, permits))
         return self._blind(permits)
 
-    def peek(self, key: str, permits: int, error: Exception) -> Decision:
-        self._note(error)
+    def peek(self, key: str, permits: int, error: Exception, refused: bool) -> Decision:
+        self._note(error, refused)
         if self.local:
             return _degraded(self.local.peek(key, permits))
         return self._blind(permits)
 
-    def refund(self, key: str, permits: int, error: Exception) -> None:
-        self._note(error)
+    def refund(self, key: str, permits: int, error: Exception, refused: bool) -> None:
+        self._note(error, refused)
         if self.local:
             self.local.refund(key, permits)
 
-    def reset(self, key: str, error: Exception) -> None:
-        self._note(error)
+    def reset(self, key: str, error: Exception, refused: bool) -> None:
+        self._note(error, refused)
         if self.local:
             self.local.reset(key)
 
-    def found(self) -> None:
-        """The store answers again."""
-        self.lost = False
-        logger.warning("the store of limiter %r answers again", self.rule.name)
+    def accepted(self) -> None:
+        """The store decides again."""
+        self.refused = False
+        logger.warning("the store of limiter %r decides again", self.rule.name)
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: Exception, refused: bool) -> None:
+        self.answers += 1
         if self.policy == "raise":
             raise StoreUnavailable(f"the store of limiter {self.rule.name!r} did not answer: {error}") from error
-        if not self.lost:
-            self.lost = True
+        if refused and not self.refused:
+            self.refused = True
             logger.error(
-                "the store of limiter %r does not answer (%s: %s); on_store_error=%r answers until it does",
+                "the store of limiter %r refuses (%s); on_store_error=%r answers until it decides again",
                 self.rule.name,
-                type(error).__name__,
                 error,
                 self.policy,
             )

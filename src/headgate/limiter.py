@@ -23,7 +23,7 @@ from headgate.guard import AsyncGuard, Guard, Key
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.rule import Quotas, Rule, check_permits
-from headgate.stores import AsyncGate, Gate, Store, StoreOptions, open_store
+from headgate.stores import AsyncGate, Gate, Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.threads import InThreads
 from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
 
@@ -106,6 +106,10 @@ class Limiter:
         """The same through `pace`: calls run later and evenly spaced instead of being refused."""
         enter = functools.partial(self.pace, permits=permits, timeout=timeout)
         return Guard(key, enter, lambda: self._for_async().paced(key, permits=permits, timeout=timeout))
+
+    def store_health(self) -> StoreHealth:
+        """How the store has served this limiter; asks nobody, so it costs nothing."""
+        return self._gate.store_health()
 
     def close(self) -> None:
         """Let go of the store's connections, unless the store was handed in."""
@@ -208,6 +212,10 @@ class AsyncLimiter:
     def paced(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
         """The same through `pace`: calls run later and evenly spaced instead of being refused."""
         return AsyncGuard(key, functools.partial(self.pace, permits=permits, timeout=timeout))
+
+    def store_health(self) -> StoreHealth:
+        """How the store has served this limiter; asks nobody, so it costs nothing."""
+        return self._gate.store_health()
 
     async def aclose(self) -> None:
         """Let go of the store's connections, unless the store was handed in."""

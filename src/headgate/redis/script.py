@@ -11,6 +11,7 @@ and read once. All that does not change from call to call is packed when the lim
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock
 from headgate.decision import Decision, Units, answer
 from headgate.keys import digest, hash_tag, label
+from headgate.redis.topology import pack_arguments
 from headgate.rule import Rule
 
 # ARGV: op, time ('' for the server's), number of quotas, their arguments, and then the permits of each check.
@@ -124,48 +126,51 @@ class Script:
         quotas = [""] if len(rule.quotas) == 1 else [":" + str(quota).replace(" ", "") for quota in rule.quotas]
         self._after = [name + quota for quota in quotas]
         numbers = [number for part in rule.parts for number in part.lua_arguments()]
-        self._arguments = _pack(len(rule.parts), *numbers)
+        self._arguments = pack_arguments(len(rule.parts), *numbers)
         self._fixed = 3 + 3 + len(numbers)  # arguments of a call that are not a key or its permits
-        self._by_digest = _pack("EVALSHA", self.sha)
-        self._whole = _pack("EVAL", self.text)
-        self._take = _pack("take", "") + self._arguments
+        self._by_digest = pack_arguments("EVALSHA", self.sha)
+        self._whole = pack_arguments("EVAL", self.text)
+        self._take = pack_arguments("take", "") + self._arguments
         self._one = self._start(self._by_digest, 1)
 
     def keys(self, key: str) -> list[str]:
         """The Redis keys of a client's key, one for each quota. (The fixed window adds the window's start.)"""
-        tag = "{" + digest(key) + "}" if self._hash_keys else hash_tag(key)
+        tag = self._tag(key)
         return [self._before + tag + after for after in self._after]
+
+    def slot(self, key: str) -> int:
+        """The Cluster slot of all keys of a client's key: what is between the braces decides."""
+        return binascii.crc_hqx(self._tag(key)[1:-1].encode(), 0) % 16384
+
+    def _tag(self, key: str) -> str:
+        return "{" + digest(key) + "}" if self._hash_keys else hash_tag(key)
 
     def call(self, calls: Sequence[Call], whole: bool = False) -> bytes:
         """One call for several of the same op; *whole* sends the script itself, which the server then knows."""
         first = calls[0]
         middle = self._take if first.op == "take" and not self._clock else self._middle(first.op)
         if len(calls) == 1 and not whole:
-            return self._one + _pack(*self.keys(first.key)) + middle + _PERMITS.get(first.permits, _pack(first.permits))
-        keys = [_pack(*self.keys(call.key)) for call in calls]
-        permits = [_PERMITS.get(call.permits) or _pack(call.permits) for call in calls]
+            return (
+                self._one
+                + pack_arguments(*self.keys(first.key))
+                + middle
+                + _PERMITS.get(first.permits, pack_arguments(first.permits))
+            )
+        keys = [pack_arguments(*self.keys(call.key)) for call in calls]
+        permits = [_PERMITS.get(call.permits) or pack_arguments(call.permits) for call in calls]
         start = self._start(self._whole if whole else self._by_digest, len(calls))
         return b"".join([start, *keys, middle, *permits])
 
     def _start(self, script: bytes, checks: int) -> bytes:
         keys = checks * self.weight
-        return b"*%d\r\n" % (self._fixed + keys + checks) + script + _pack(keys)
+        return b"*%d\r\n" % (self._fixed + keys + checks) + script + pack_arguments(keys)
 
     def _middle(self, op: str) -> bytes:
-        return _pack(op, self._clock.now() if self._clock else "") + self._arguments
+        return pack_arguments(op, self._clock.now() if self._clock else "") + self._arguments
 
     def decision(self, reply: Any) -> Decision:
         allowed, binds, remaining, reset, retry = reply
         return answer(allowed == 1, self._units[binds - 1], remaining, reset, retry)
 
 
-def _pack(*arguments: str | int) -> bytes:
-    """Arguments as the Redis protocol writes them."""
-    packed = b""
-    for argument in arguments:
-        encoded = str(argument).encode()
-        packed += b"$%d\r\n%b\r\n" % (len(encoded), encoded)
-    return packed
-
-
-_PERMITS = {permits: _pack(permits) for permits in range(1, 17)}
+_PERMITS = {permits: pack_arguments(permits) for permits in range(1, 17)}

@@ -6,11 +6,23 @@ acceptance test of a new one.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """How a limiter's store has served it so far, from the calls that were made anyway."""
+
+    state: str  # "closed": in use. "open": it does not answer, the policy does, and a probe looks for its return
+    failures: int = 0  # calls in a row without an answer
+    opened: int = 0  # times that it was given up, ever
+    degraded: int = 0  # answers that the policy gave, ever
+    last_error: str = ""
 
 
 class Gate(Protocol):
@@ -24,6 +36,7 @@ class Gate(Protocol):
     def peek(self, key: str, permits: int = 1) -> Decision: ...
     def refund(self, key: str, permits: int = 1) -> None: ...
     def reset(self, key: str) -> None: ...
+    def store_health(self) -> StoreHealth: ...
 
 
 class AsyncGate(Protocol):
@@ -37,6 +50,7 @@ class AsyncGate(Protocol):
     async def peek(self, key: str, permits: int = 1) -> Decision: ...
     async def refund(self, key: str, permits: int = 1) -> None: ...
     async def reset(self, key: str) -> None: ...
+    def store_health(self) -> StoreHealth: ...
 
 
 class Store(Protocol):
@@ -54,9 +68,12 @@ class StoreOptions(TypedDict, total=False):
     max_keys: int  # memory
     prefix: str  # redis
     hash_keys: bool  # redis
+    timeout: float  # redis
+    connect_timeout: float  # redis
+    max_connections: int  # redis
 
 
-SCHEMES = ("memory://", "redis://", "rediss://", "unix://")
+SCHEMES = ("memory://", "redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
 
 
 def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
@@ -75,9 +92,16 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
     if store.startswith(SCHEMES[1:]):
         from headgate.stores.redis import RedisStore
 
-        _only(options, {"prefix", "hash_keys"}, store)
-        prefix, hash_keys = options.get("prefix", "rate_limiter"), options.get("hash_keys", False)
-        return RedisStore(store, prefix=prefix, hash_keys=hash_keys, clock=clock), True
+        _only(options, {"prefix", "hash_keys", "timeout", "connect_timeout", "max_connections"}, store)
+        return RedisStore(
+            store,
+            prefix=options.get("prefix", "rate_limiter"),
+            hash_keys=options.get("hash_keys", False),
+            timeout=options.get("timeout"),
+            connect_timeout=options.get("connect_timeout"),
+            max_connections=options.get("max_connections"),
+            clock=clock,
+        ), True
     raise ValueError(f"unknown store {store!r:.80}; {_forms()}")
 
 

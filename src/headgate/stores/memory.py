@@ -22,6 +22,7 @@ from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
 from headgate.decision import Decision, Denial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
+from headgate.stores import StoreHealth
 
 logger = logging.getLogger("headgate")
 
@@ -139,6 +140,9 @@ class Table:
                 check_key(key)
             else:
                 self.states[key] = self.algorithm.fresh()  # idle now, so a sweep takes it out
+
+    def store_health(self) -> StoreHealth:
+        return StoreHealth("closed")  # nothing that could be down
 
     def known(self, key: Any) -> Any:
         """The state of *key*; None for one never seen and for what cannot be a key."""
@@ -304,3 +308,6 @@ class AsyncTable:
 
     async def reset(self, key: Any) -> None:
         self.table.reset(key)
+
+    def store_health(self) -> StoreHealth:
+        return self.table.store_health()

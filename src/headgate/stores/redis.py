@@ -11,7 +11,7 @@ from typing import Any
 try:
     import redis
     import redis.asyncio
-    from redis.exceptions import NoScriptError, RedisError
+    from redis.exceptions import RedisError, ResponseError
 except ImportError as error:
     raise ImportError("a Redis store needs redis-py: pip install 'headgate[redis]'") from error
 
@@ -20,21 +20,27 @@ from headgate.decision import Decision
 from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.plan import arun, run
-from headgate.redis.batch import Batcher
-from headgate.redis.connect import Connections, async_pool, check_url
+from headgate.redis import address
+from headgate.redis.loops import LoopLink
 from headgate.redis.script import Call, Script
+from headgate.redis.threads import ThreadLink
 from headgate.rule import Rule, check_permits
+from headgate.stores import StoreHealth
 
 Client = redis.Redis | redis.asyncio.Redis
 
 
 class RedisStore:
-    """One Redis, for limiters of either kind.
+    """One Redis (a server, a service behind Sentinels, a Cluster), for limiters of either kind.
 
-    redis      a URL, or a client of redis-py: a plain one serves `Limiter`, an asyncio one `AsyncLimiter`
-    prefix     what every key starts with
-    hash_keys  store a digest of the client's key instead of the key: shorter, and it shows nobody's address
-    clock      tests only: this time instead of the server's
+    redis            a URL (see `headgate.redis.address`), or a client of redis-py: a plain one serves `Limiter`, an
+                     asyncio one `AsyncLimiter`
+    prefix           what every key starts with
+    hash_keys        store a digest of the client's key instead of the key: shorter, and it shows nobody's address
+    timeout          seconds that a check may take in all; then on_store_error answers
+    connect_timeout  seconds of those to connect
+    max_connections  to each server, for threads; who finds none free waits within the time-out
+    clock            tests only: this time instead of the server's
     """
 
     def __init__(
@@ -43,16 +49,19 @@ class RedisStore:
         *,
         prefix: str = "rate_limiter",
         hash_keys: bool = False,
+        timeout: float | None = None,
+        connect_timeout: float | None = None,
+        max_connections: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._source = _source(redis)
+        self._source = _source(redis, timeout, connect_timeout, max_connections)
         self.prefix = _check_prefix(prefix)
         self.hash_keys = hash_keys
         self.clock = clock
-        self._connections: Connections | None = None
+        self._threads: ThreadLink | None = None
         self._lock = threading.Lock()
-        self._latest: Batcher | None = None
-        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Batcher] = weakref.WeakKeyDictionary()
+        self._latest: LoopLink | None = None
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLink] = weakref.WeakKeyDictionary()
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
@@ -66,47 +75,57 @@ class RedisStore:
             raise TypeError("AsyncLimiter needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
         return AsyncRedisGate(self, rule, on_store_error)
 
-    def connections(self) -> Connections:
+    def threads(self) -> ThreadLink:
         """The connections for threads, made when they are first needed."""
-        if self._connections is None:
+        if self._threads is None:
             source = self._source
             assert not isinstance(source, redis.asyncio.ConnectionPool), "open() refused it"
             with self._lock:
-                self._connections = self._connections or Connections(source)
-        return self._connections
+                self._threads = self._threads or ThreadLink(source, self._shown())
+        return self._threads
 
-    def batcher(self) -> Batcher:
-        """The running event loop's queue, made when it is first needed."""
+    def loop(self) -> LoopLink:
+        """The running event loop's connections, made when they are first needed."""
         loop = asyncio.get_running_loop()
         latest = self._latest
         if latest is not None and latest.loop is loop:
             return latest
-        batcher = self._batchers.get(loop)
-        if batcher is None:
+        link = self._loops.get(loop)
+        if link is None:
             source = self._source
             assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
-            pool = async_pool(source) if isinstance(source, str) else source
-            batcher = self._batchers[loop] = Batcher(pool, own=isinstance(source, str))
-        self._latest = batcher
-        return batcher
+            link = self._loops[loop] = LoopLink(source, self._shown())
+        self._latest = link
+        return link
 
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
-        if self._connections:
-            self._connections.close()
+        if self._threads:
+            self._threads.close()
+            self._threads = None
 
     async def aclose(self) -> None:
         """Close the running event loop's connections, and those for threads."""
-        batcher, self._latest = self._batchers.pop(asyncio.get_running_loop(), None), None
-        if batcher:
-            await batcher.aclose()
+        link, self._latest = self._loops.pop(asyncio.get_running_loop(), None), None
+        if link:
+            await link.aclose()
         self.close()
 
+    def _shown(self) -> str:
+        return f"Redis at {self._source.shown}" if isinstance(self._source, address.Target) else "the client's Redis"
 
-def _source(given: str | Client) -> str | redis.ConnectionPool | redis.asyncio.ConnectionPool:
+
+Source = address.Target | redis.ConnectionPool | redis.asyncio.ConnectionPool
+
+
+def _source(
+    given: str | Client, timeout: float | None, connect_timeout: float | None, max_connections: int | None
+) -> Source:
     """Where connections come from: a URL, or the pool of somebody's client."""
     if isinstance(given, str):
-        return check_url(given)
+        return address.read(given, timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
+    if (timeout, connect_timeout, max_connections) != (None, None, None):
+        raise ValueError("timeout, connect_timeout and max_connections belong to the client that you hand in")
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
         return given.connection_pool
     raise TypeError(f"RedisStore takes a URL or a client of redis-py, got {type(given).__name__} {given!r:.80}")
@@ -133,7 +152,7 @@ class Plans:
         try:
             reply = yield Call("take", key, permits)
         except _FAILURES as error:
-            return self.fallback.take(key, permits, error)
+            return self.fallback.take(key, permits, error, isinstance(error, ResponseError))
         return self._decision(reply)
 
     def peek(self, key: str, permits: int) -> Generator[Call, Any, Decision]:
@@ -141,7 +160,7 @@ class Plans:
         try:
             reply = yield Call("peek", key, permits)
         except _FAILURES as error:
-            return self.fallback.peek(key, permits, error)
+            return self.fallback.peek(key, permits, error, isinstance(error, ResponseError))
         return self._decision(reply)
 
     def refund(self, key: str, permits: int) -> Generator[Call, Any, None]:
@@ -149,18 +168,29 @@ class Plans:
         try:
             yield Call("refund", key, permits)
         except _FAILURES as error:
-            self.fallback.refund(key, permits, error)
+            self.fallback.refund(key, permits, error, isinstance(error, ResponseError))
 
     def reset(self, key: str) -> Generator[Call, Any, None]:
         key = check_key(key)
         try:
             yield Call("reset", key, 1)
         except _FAILURES as error:
-            self.fallback.reset(key, error)
+            self.fallback.reset(key, error, isinstance(error, ResponseError))
+
+    def health(self, link: ThreadLink | LoopLink) -> StoreHealth:
+        """What the caller's own calls have seen; asks nobody."""
+        breakers = link.breakers()
+        return StoreHealth(
+            state="open" if any(breaker.open for breaker in breakers) else "closed",
+            failures=max((breaker.failures for breaker in breakers), default=0),
+            opened=sum(breaker.opened for breaker in breakers),
+            degraded=self.fallback.answers,
+            last_error=next((breaker.last_error for breaker in breakers if breaker.last_error), ""),
+        )
 
     def _decision(self, reply: Any) -> Decision:
-        if self.fallback.lost:
-            self.fallback.found()
+        if self.fallback.refused:
+            self.fallback.accepted()
         return self.script.decision(reply)
 
 
@@ -175,30 +205,22 @@ class RedisGate:
         self._store = store
 
     def try_acquire(self, key: str, permits: int = 1) -> Decision:
-        return run(self.plans.take(key, permits), self._send)
+        return run(self.plans.take(key, permits), self._ask)
 
     def peek(self, key: str, permits: int = 1) -> Decision:
-        return run(self.plans.peek(key, permits), self._send)
+        return run(self.plans.peek(key, permits), self._ask)
 
     def refund(self, key: str, permits: int = 1) -> None:
-        run(self.plans.refund(key, permits), self._send)
+        run(self.plans.refund(key, permits), self._ask)
 
     def reset(self, key: str) -> None:
-        run(self.plans.reset(key), self._send)
+        run(self.plans.reset(key), self._ask)
 
-    def _send(self, call: Call) -> Any:
-        script = self.plans.script
-        connections = self._store.connections()
-        connection = connections.borrow()
-        try:
-            connection.send_packed_command([script.call([call])], check_health=False)
-            try:
-                return connection.read_response()
-            except NoScriptError:  # a new server, or its cache was flushed
-                connection.send_packed_command([script.call([call], whole=True)], check_health=False)
-                return connection.read_response()
-        finally:
-            connections.give_back(connection)
+    def store_health(self) -> StoreHealth:
+        return self.plans.health(self._store.threads())
+
+    def _ask(self, call: Call) -> Any:
+        return self._store.threads().ask(self.plans.script, call)
 
 
 class AsyncRedisGate:
@@ -212,16 +234,19 @@ class AsyncRedisGate:
         self._store = store
 
     def try_acquire(self, key: str, permits: int = 1) -> Coroutine[Any, Any, Decision]:
-        return arun(self.plans.take(key, permits), self._send)
+        return arun(self.plans.take(key, permits), self._ask)
 
     def peek(self, key: str, permits: int = 1) -> Coroutine[Any, Any, Decision]:
-        return arun(self.plans.peek(key, permits), self._send)
+        return arun(self.plans.peek(key, permits), self._ask)
 
     def refund(self, key: str, permits: int = 1) -> Coroutine[Any, Any, None]:
-        return arun(self.plans.refund(key, permits), self._send)
+        return arun(self.plans.refund(key, permits), self._ask)
 
     def reset(self, key: str) -> Coroutine[Any, Any, None]:
-        return arun(self.plans.reset(key), self._send)
+        return arun(self.plans.reset(key), self._ask)
 
-    def _send(self, call: Call) -> Coroutine[Any, Any, Any]:
-        return self._store.batcher().call(self.plans.script, call)
+    def store_health(self) -> StoreHealth:
+        return self.plans.health(self._store.loop())
+
+    def _ask(self, call: Call) -> Coroutine[Any, Any, Any]:
+        return self._store.loop().ask(self.plans.script, call)

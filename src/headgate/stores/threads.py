@@ -14,7 +14,7 @@ from typing import TypeVar
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
-from headgate.stores import Gate
+from headgate.stores import Gate, StoreHealth
 
 R = TypeVar("R")
 
@@ -60,6 +60,9 @@ class InThreads:
 
     async def reset(self, key: str) -> None:
         await self._run(self._gate.reset, key)
+
+    def store_health(self) -> StoreHealth:
+        return self._gate.store_health()
 
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)

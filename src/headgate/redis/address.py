@@ -1,0 +1,163 @@
+"""Where a Redis is: the store's URL, read into a value that says which servers to ask and how to connect to them.
+
+redis://user:password@host:6379/0                     one server; rediss:// for TLS, unix:///path for a socket
+redis+sentinel://h1:26379,h2:26379/service-name/0     the primary that the Sentinels name
+redis+cluster://h1:6379,h2:6379                       a Cluster; the hosts are where to ask for the map
+
+Behind a question mark: timeout, connect_timeout (seconds), max_connections, and everything that redis-py takes for a
+connection (ssl_ca_certs, ssl_certfile, ...); for Sentinels also sentinel_username and sentinel_password. TLS for
+Sentinel and Cluster is ssl=true.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import redis
+
+FORM = (
+    "write redis://user:password@host:6379/0, rediss:// for TLS, unix:///path/to/socket, "
+    "redis+sentinel://h1:26379,h2:26379/service-name/0 or redis+cluster://h1:6379,h2:6379"
+)
+
+# A check that takes longer than this is worth less than the answer that on_store_error gives.
+TIMEOUT = 0.25
+MAX_CONNECTIONS = 64
+
+_KINDS = {
+    "redis": "single",
+    "rediss": "single",
+    "unix": "single",
+    "redis+sentinel": "sentinel",
+    "redis+cluster": "cluster",
+}
+
+
+class Address(NamedTuple):
+    """A server; for a Unix socket the host is its path and the port 0."""
+
+    host: str
+    port: int
+    sentinel: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a URL says."""
+
+    kind: str  # single, sentinel or cluster
+    hosts: tuple[Address, ...]
+    service: str  # for Sentinel
+    timeout: float  # seconds for a whole check, connecting included
+    connect_timeout: float
+    max_connections: int  # to each server, for threads
+    options: dict[str, Any] = field(hash=False)  # of a connection
+    sentinel_options: dict[str, Any] = field(hash=False)
+    connection: type[redis.connection.AbstractConnection] = redis.Connection
+    shown: str = ""  # the URL without its password
+
+    def connection_options(self, address: Address) -> dict[str, Any]:
+        """The arguments of a redis-py connection to *address*, sync or async."""
+        options = dict(self.sentinel_options if address.sentinel else self.options)
+        if address.port == 0:
+            return options | {"path": address.host}
+        ours = {"host": address.host, "port": address.port, "socket_connect_timeout": self.connect_timeout}
+        return {"socket_keepalive": True} | options | ours
+
+
+def read(
+    url: str,
+    *,
+    timeout: float | None = None,
+    connect_timeout: float | None = None,
+    max_connections: int | None = None,
+) -> Target:
+    """Read a store's URL; arguments go before what it says. Raises a ValueError that says what would be right."""
+    parts = urlsplit(url)
+    shown = url.replace(f":{parts.password}@", ":***@") if parts.password else url
+    try:
+        return _read(url, shown, timeout, connect_timeout, max_connections)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"cannot read the store URL {shown!r}: {error}; {FORM}") from None
+
+
+def _read(
+    url: str, shown: str, timeout: float | None, connect_timeout: float | None, max_connections: int | None
+) -> Target:
+    parts = urlsplit(url)
+    if parts.scheme not in _KINDS:
+        raise ValueError(f"unknown scheme {parts.scheme!r}")
+    kind = _KINDS[parts.scheme]
+    query = {_ALIASES.get(name, name): value for name, value in parse_qsl(parts.query, keep_blank_values=True)}
+    timeout = _seconds("timeout", query.pop("timeout", None) if timeout is None else timeout, TIMEOUT)
+    connect_timeout = _seconds(
+        "connect_timeout", query.pop("connect_timeout", None) if connect_timeout is None else connect_timeout, timeout
+    )
+    most = _count(query.pop("max_connections", MAX_CONNECTIONS) if max_connections is None else max_connections)
+    sentinel_auth = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name in _SENTINEL_AUTH}
+    tls = query.pop("ssl", "false").lower() in ("true", "1", "yes") if kind != "single" else parts.scheme == "rediss"
+    user, _, hosts = parts.netloc.rpartition("@")
+    service, path = "", parts.path
+    if kind == "sentinel":
+        service, _, db = path.lstrip("/").partition("/")
+        path = "/" + db
+        if not service:
+            raise ValueError("the name of the Sentinel service is missing behind the hosts")
+    addresses = tuple(_host(host, 26379 if kind == "sentinel" else 6379, kind) for host in hosts.split(","))
+    if parts.scheme == "unix":
+        plain = url.split("?")[0] + ("?" + urlencode(query) if query else "")
+    else:
+        scheme = "rediss" if tls else "redis"
+        netloc = (user + "@" if user else "") + (_bracketed(addresses[0].host) if addresses[0].host else "localhost")
+        plain = f"{scheme}://{netloc}{path}" + ("?" + urlencode(query, quote_via=quote) if query else "")
+    options = redis.connection.parse_url(plain)
+    connection = options.pop("connection_class", redis.Connection)
+    if parts.scheme == "unix":
+        addresses = (Address(options.pop("path"), 0),)
+    options.pop("host", None)
+    options.pop("port", None)
+    connection(**options)  # makes no connection: says which argument it does not know
+    sentinel_options = {name: value for name, value in options.items() if name.startswith("ssl")} | sentinel_auth
+    return Target(
+        kind, addresses, service, timeout, connect_timeout, most, options, sentinel_options, connection, shown
+    )
+
+
+_ALIASES = {"socket_timeout": "timeout", "socket_connect_timeout": "connect_timeout"}  # redis-py's names for ours
+_SENTINEL_AUTH = ("sentinel_username", "sentinel_password")
+
+
+def _host(text: str, default_port: int, kind: str) -> Address:
+    parts = urlsplit("//" + text)
+    if not parts.hostname and kind != "single":
+        raise ValueError(f"a host is missing in {text!r}")
+    return Address(parts.hostname or "localhost", parts.port or default_port, kind == "sentinel")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _seconds(name: str, value: object, default: float) -> float:
+    if value is None:
+        return default
+    try:
+        seconds = float(value)  # type: ignore[arg-type]  # whatever it is, float() will say
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number of seconds, got {value!r}") from None
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
+    return seconds
+
+
+def _count(value: object) -> int:
+    try:
+        count = int(value)  # type: ignore[call-overload]  # whatever it is, int() will say
+    except (TypeError, ValueError):
+        count = 0
+    if count < 1:
+        raise ValueError(f"max_connections must be a whole number of at least 1, got {value!r}")
+    return int(count)

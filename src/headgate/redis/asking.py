@@ -1,0 +1,87 @@
+"""One question to Redis, wherever it is: follow the slot, load the script, try again where that is safe.
+
+Safe is what the server itself says it has not done (NOSCRIPT, MOVED, ASK, TRYAGAIN, LOADING, READONLY, CLUSTERDOWN)
+and what was never sent. A reply that was lost is not: the script may have run, so the call fails and the policy
+answers. A check is spent once at most, never twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from time import monotonic
+from typing import Any, NamedTuple
+
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+
+from headgate.redis.address import Address
+from headgate.redis.script import Call, Script
+from headgate.redis.topology import Send, Topology
+
+PAUSE = 0.005  # seconds before a server that said "not now" is asked again
+
+
+class Unreached(ConnectionError):
+    """No connection could be made: nothing was sent."""
+
+
+class Ask(NamedTuple):
+    """A request: this call of that script to that server."""
+
+    address: Address
+    script: Script
+    call: Call
+    whole: bool  # send the script itself: the server does not know it
+    asking: bool  # the slot is on its way to this server
+
+
+Request = Send | Ask | float  # a float: sleep that many seconds
+
+
+def ask(topology: Topology, script: Script, call: Call, until: float) -> Generator[Request, Any, Any]:
+    """The reply of *script* to *call*; raises what stood in the way once it is past *until* (monotonic)."""
+    slot = script.slot(call.key) if topology.sliced else 0
+    whole, detour = False, None
+    problem: RedisError
+    while True:
+        address = detour or topology.address(slot) or (yield from topology.discover(slot))
+        try:
+            return (yield Ask(address, script, call, whole, detour is not None))
+        except NoScriptError as error:  # a new server, or its cache was flushed
+            if whole:
+                raise
+            whole, problem = True, error
+            continue
+        except AskError as error:
+            detour, problem = Address(error.host, error.port), error
+            if monotonic() > until:
+                raise
+            continue
+        except MovedError as error:
+            topology.moved(error.slot_id, Address(error.host or address.host, error.port))
+            problem = error
+        except TryAgainError as error:
+            problem = error
+            yield PAUSE
+        except (BusyLoadingError, ReadOnlyError, ClusterDownError, MasterDownError, Unreached) as error:
+            if not topology.lost(address) or monotonic() + PAUSE > until:
+                raise
+            problem = error
+            yield PAUSE
+            yield from topology.discover(slot)
+        except (RedisError, OSError):
+            topology.lost(address)  # the next call finds out where to go; this one may have been answered
+            raise
+        detour = None
+        if monotonic() > until:
+            raise problem
