@@ -2,7 +2,8 @@
 
 allow   everybody goes on (the default: a limiter that is down should not take the service with it)
 deny    nobody does
-local   a limiter of the same rule in this process decides
+local   a limiter of the same rule in this process decides. It starts from what the store last said about the key, and
+        what it grants is charged to the store when that is back: an outage is not worth a second quota
 raise   `StoreUnavailable`, for those who want to decide themselves
 """
 
@@ -19,6 +20,7 @@ from headgate.stores.memory import MemoryStore
 logger = logging.getLogger("headgate")
 
 _RETRY_US = 1_000_000
+MAX_OWED = 100_000  # keys whose debts are remembered through an outage
 
 
 class Fallback:
@@ -34,12 +36,23 @@ class Fallback:
         self.answers = 0  # given in place of the store, ever
         self.refused = False
         self.local = MemoryStore(clock=clock).open(rule) if policy == "local" else None
+        self.owed: dict[str, int] = {}  # permits granted in place of the store, by key
+
+    def follow(self, key: str, decision: Decision) -> None:
+        """Let the local limiter know what the store said, so that it is no more generous when it has to answer."""
+        if self.local and decision.allowed:
+            ahead = self.local.peek(key, 0).remaining - decision.remaining
+            if ahead > 0:
+                self.local.try_acquire(key, ahead)
 
     def take(self, key: str, permits: int, error: Exception, refused: bool) -> Decision:
         """Answer a check that the store did not; *refused*: it answered with an error."""
         self._note(error, refused)
         if self.local:
-            return _degraded(self.local.try_acquire(key, permits))
+            made = self.local.try_acquire(key, permits)
+            if made.allowed and (key in self.owed or len(self.owed) < MAX_OWED):
+                self.owed[key] = self.owed.get(key, 0) + permits
+            return _degraded(made)
         return self._blind(permits)
 
     def peek(self, key: str, permits: int, error: Exception, refused: bool) -> Decision:
@@ -52,11 +65,14 @@ class Fallback:
         self._note(error, refused)
         if self.local:
             self.local.refund(key, permits)
+            if key in self.owed:
+                self.owed[key] = max(self.owed[key] - permits, 0)
 
     def reset(self, key: str, error: Exception, refused: bool) -> None:
         self._note(error, refused)
         if self.local:
             self.local.reset(key)
+            self.owed.pop(key, None)
 
     def accepted(self) -> None:
         """The store decides again."""

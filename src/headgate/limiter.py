@@ -38,7 +38,7 @@ class Limiter:
                     Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise
     clock           a `headgate.testing.ManualClock`, in tests
-    options         max_keys (memory); prefix, hash_keys (Redis)
+    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis)
     """
 
     def __init__(

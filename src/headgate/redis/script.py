@@ -54,7 +54,7 @@ local function all(first, permits)
     else
       local state, ahead = load(key, q, now)
       keys[i], states[i], aheads[i] = key, state, ahead
-      local ok, left, full, wait = look(state, q, now, op == 'refund' and 0 or permits)
+      local ok, left, full, wait = look(state, q, now, op == 'take' and permits or op == 'peek' and permits or 0)
       if binds == 0 or allowed and (not ok or left < remaining) or not ok and wait > retry then
         allowed, binds, remaining, retry = ok, i, left, wait
       end
@@ -70,6 +70,8 @@ local function all(first, permits)
     end
   elseif op == 'take' then
     for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, permits) end
+  elseif op == 'charge' and remaining > 0 then  -- what was granted while nobody could ask here, as far as it goes
+    for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, math.min(permits, remaining)) end
   elseif op == 'refund' and reset > 0 then
     for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, -permits) end
   end
@@ -102,7 +104,7 @@ _HERE = "local where\n"  # for those that keep a state under the key itself
 
 
 class Call(NamedTuple):
-    """A question to the script: take, peek, refund or reset."""
+    """A question to the script: take, peek, refund, reset or charge."""
 
     op: str
     key: str

@@ -149,11 +149,18 @@ class Plans:
 
     def take(self, key: str, permits: int) -> Generator[Call, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
+        fallback = self.fallback
         try:
+            if fallback.owed and fallback.owed.get(key):
+                yield Call("charge", key, fallback.owed[key])
+                fallback.owed.pop(key, None)
             reply = yield Call("take", key, permits)
         except _FAILURES as error:
-            return self.fallback.take(key, permits, error, isinstance(error, ResponseError))
-        return self._decision(reply)
+            return fallback.take(key, permits, error, isinstance(error, ResponseError))
+        decision = self._decision(reply)
+        if fallback.local:
+            fallback.follow(key, decision)
+        return decision
 
     def peek(self, key: str, permits: int) -> Generator[Call, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity, 0)

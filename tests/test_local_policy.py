@@ -1,0 +1,60 @@
+"""`on_store_error="local"`: an outage is not worth a second quota."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from headgate import Limiter
+from tests.places import ALGORITHMS
+from tests.servers import Server
+
+pytestmark = pytest.mark.impatient
+
+
+def _back(limiter: Limiter) -> None:
+    for _ in range(1000):
+        if not limiter.peek("k", permits=0).degraded:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the store was not found again")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_before_during_and_after_make_one_quota(algorithm: str, mortal_server: Server) -> None:
+    """30 of 50 are spent in Redis, the rest while it hangs, and then nothing is left, in this process or another."""
+    store = mortal_server.url
+    with (
+        Limiter("50/300d", algorithm=algorithm, store=store, on_store_error="local") as limiter,
+        Limiter("50/300d", algorithm=algorithm, store=store) as other,
+    ):
+        assert sum(limiter.try_acquire("k").allowed for _ in range(30)) == 30
+        os.kill(mortal_server.process.pid, signal.SIGSTOP)
+        during = [limiter.try_acquire("k") for _ in range(40)]
+        os.kill(mortal_server.process.pid, signal.SIGCONT)
+        assert all(decision.degraded for decision in during)
+        assert sum(decision.allowed for decision in during) == 20
+        _back(limiter)
+        assert not limiter.try_acquire("k")
+        assert other.peek("k", permits=0).remaining == 0
+
+
+def test_what_was_given_back_is_not_owed(mortal_server: Server) -> None:
+    with Limiter("50/300d", store=mortal_server.url, on_store_error="local") as limiter:
+        limiter.try_acquire("k")
+        os.kill(mortal_server.process.pid, signal.SIGSTOP)
+        for _ in range(5):
+            limiter.try_acquire("k", permits=2)
+        limiter.refund("k", permits=4)
+        os.kill(mortal_server.process.pid, signal.SIGCONT)
+        _back(limiter)
+        assert limiter.try_acquire("k").remaining == 50 - 1 - 6 - 1
+
+
+def test_a_key_never_seen_starts_full(mortal_server: Server) -> None:
+    with Limiter("5/300d", store=mortal_server.url, on_store_error="local") as limiter:
+        limiter.try_acquire("k")
+        os.kill(mortal_server.process.pid, signal.SIGSTOP)
+        assert sum(limiter.try_acquire("new").allowed for _ in range(8)) == 5
+        os.kill(mortal_server.process.pid, signal.SIGCONT)
