@@ -49,7 +49,9 @@ def test_what_was_given_back_is_not_owed(mortal_server: Server) -> None:
         limiter.refund("k", permits=4)
         os.kill(mortal_server.process.pid, signal.SIGCONT)
         _back(limiter)
-        assert limiter.try_acquire("k").remaining == 50 - 1 - 6 - 1
+        settled = 50 - 1 - 6 - 1
+        sent = 3 * 2  # calls that the breaker let through: the server may have run them when it woke
+        assert settled - sent <= limiter.try_acquire("k").remaining <= settled
 
 
 def test_a_key_never_seen_starts_full(mortal_server: Server) -> None:
