@@ -28,6 +28,7 @@ from headgate.plan import arun
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import Ask, Request, Unreached, ask
 from headgate.redis.breaker import Breaker, pauses
+from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, pack, topology
 
@@ -256,6 +257,10 @@ class LoopLink:
         if breaker.failures:
             breaker.answered()
         return reply
+
+    async def examine(self) -> Health:
+        """Look at the server; not through the breaker."""
+        return await arun(examine(self._topology), self._answer)
 
     def breakers(self) -> list[Breaker]:
         return list(self._breakers.values())

@@ -18,6 +18,7 @@ from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import Request, Unreached, ask
 from headgate.redis.breaker import Breaker, pauses
+from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, pack, topology
 
@@ -151,6 +152,10 @@ class ThreadLink:
         if breaker.failures:
             breaker.answered()
         return reply
+
+    def examine(self) -> Health:
+        """Look at the server; not through the breaker."""
+        return run(examine(self._topology), self._answer)
 
     def breakers(self) -> list[Breaker]:
         return list(self._breakers.values())

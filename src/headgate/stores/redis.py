@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import weakref
 from collections.abc import Coroutine, Generator
+from time import monotonic
 from typing import Any
 
 try:
@@ -21,6 +23,7 @@ from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.redis import address
+from headgate.redis.health import Health
 from headgate.redis.loops import LoopLink
 from headgate.redis.script import Call, Script
 from headgate.redis.threads import ThreadLink
@@ -59,6 +62,9 @@ class RedisStore:
         self.hash_keys = hash_keys
         self.clock = clock
         self._threads: ThreadLink | None = None
+        self._threads_examiner: ThreadLink | None = None
+        self._health: Health | None = None
+        self._health_at = 0.0
         self._lock = threading.Lock()
         self._latest: LoopLink | None = None
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLink] = weakref.WeakKeyDictionary()
@@ -78,10 +84,8 @@ class RedisStore:
     def threads(self) -> ThreadLink:
         """The connections for threads, made when they are first needed."""
         if self._threads is None:
-            source = self._source
-            assert not isinstance(source, redis.asyncio.ConnectionPool), "open() refused it"
             with self._lock:
-                self._threads = self._threads or ThreadLink(source, self._shown())
+                self._threads = self._threads or ThreadLink(self._plain_source(), self._shown())
         return self._threads
 
     def loop(self) -> LoopLink:
@@ -98,11 +102,34 @@ class RedisStore:
         self._latest = link
         return link
 
+    def health(self) -> Health:
+        """Ask the server how it is, on a connection of its own; asked again within a second, the same answer."""
+        if self._threads_examiner is None:
+            self._threads_examiner = ThreadLink(self._plain_source(), self._shown())
+        if self._health is None or monotonic() - self._health_at > 1.0:
+            seen = self._threads_examiner.examine()
+            self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
+        return self._health
+
+    async def ahealth(self) -> Health:
+        """The same for asyncio."""
+        if self._health is None or monotonic() - self._health_at > 1.0:
+            source = self._source
+            assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
+            examiner = LoopLink(source, self._shown())
+            try:
+                seen = await examiner.examine()
+            finally:
+                await examiner.aclose()
+            self._health, self._health_at = _with_connections(seen, self._latest), monotonic()
+        return self._health
+
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
-        if self._threads:
-            self._threads.close()
-            self._threads = None
+        for link in (self._threads, self._threads_examiner):
+            if link:
+                link.close()
+        self._threads = self._threads_examiner = None
 
     async def aclose(self) -> None:
         """Close the running event loop's connections, and those for threads."""
@@ -110,6 +137,10 @@ class RedisStore:
         if link:
             await link.aclose()
         self.close()
+
+    def _plain_source(self) -> address.Target | redis.ConnectionPool:
+        assert not isinstance(self._source, redis.asyncio.ConnectionPool), "open() refused it"
+        return self._source
 
     def _shown(self) -> str:
         return f"Redis at {self._source.shown}" if isinstance(self._source, address.Target) else "the client's Redis"
@@ -129,6 +160,16 @@ def _source(
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
         return given.connection_pool
     raise TypeError(f"RedisStore takes a URL or a client of redis-py, got {type(given).__name__} {given!r:.80}")
+
+
+def _with_connections(seen: Health, link: ThreadLink | LoopLink | None) -> Health:
+    used = link.connections() if link else []
+    counts = {
+        "in_use": sum(server.in_use() for server in used),
+        "idle": sum(server.idle() for server in used),
+        "waiting": sum(server.waiting for server in used),
+    }
+    return dataclasses.replace(seen, connections=counts)
 
 
 def _check_prefix(prefix: str) -> str:

@@ -1,0 +1,82 @@
+"""A look at Redis itself: does it answer, in what time, in which role, and is it set up to keep limits?
+
+Asked on a connection of its own with a short time-out, never through the one that checks use, and at most once a
+second: a health check must neither wait behind traffic nor be traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from time import monotonic, time
+from typing import Any
+
+from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
+
+from headgate.redis.topology import Send, Topology, pack, text
+
+SLOW = 0.05  # seconds for a PING that is slow
+SKEW = 1.0  # seconds by which the server's clock may differ from this host's
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What was seen. Healthy means: decisions can be made. `problems` also names what will make trouble later."""
+
+    healthy: bool
+    reason: str = "ok"  # or: down, slow, loading, read-only, cluster down, out of memory
+    problems: tuple[str, ...] = ()
+    latency: float = 0.0  # seconds of a PING
+    role: str = ""
+    version: str = ""
+    connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
+
+
+def examine(topology: Topology) -> Generator[Send, Any, Health]:
+    """The plan: ping, INFO, and the clock."""
+    try:
+        address = topology.address(0) or (yield from topology.discover(0))
+        begun = monotonic()
+        yield Send(address, pack("PING"))
+        latency = monotonic() - begun
+        info = _fields(text((yield Send(address, pack("INFO")))))
+        seconds, micros = yield Send(address, pack("TIME"))
+        skew = int(seconds) + int(micros) / 1_000_000 - time()
+    except (RedisError, OSError) as error:
+        return Health(False, _reason(error), (f"{type(error).__name__}: {error}",))
+    role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
+    problems = []
+    reason = "ok"
+    if info.get("loading") == "1":
+        reason = "loading"
+    elif role != "master":
+        reason = "read-only"
+    elif _out_of_memory(info):
+        reason = "out of memory"
+    elif latency > SLOW:
+        problems.append(f"slow: a PING took {1000 * latency:.0f} ms")
+    if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction" and info.get("maxmemory") != "0":
+        problems.append(f"maxmemory-policy is {policy}: it may forget limits that are in use; set noeviction")
+    if abs(skew) > SKEW:
+        problems.append(f"its clock is {skew:+.1f} s off this host's: windows start by the server's")
+    return Health(reason == "ok", reason, tuple(problems), latency, role, version)
+
+
+def _fields(info: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in info.splitlines() if not line.startswith("#"))
+    return {name: value for name, _, value in lines}
+
+
+def _out_of_memory(info: dict[str, str]) -> bool:
+    most = int(info.get("maxmemory", 0))
+    return 0 < most <= int(info.get("used_memory", 0)) and info.get("maxmemory_policy", "") == "noeviction"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, BusyLoadingError):
+        return "loading"
+    if isinstance(error, ClusterDownError):
+        return "cluster down"
+    if isinstance(error, ResponseError):
+        return "refuses"
+    return "down"

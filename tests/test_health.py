@@ -1,0 +1,73 @@
+"""`RedisStore.health()`: what the server says of itself, in words, without waiting for it."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from headgate import Limiter
+from headgate.stores.redis import RedisStore
+from tests.servers import Server
+
+
+def test_a_healthy_one(any_redis_server: Server) -> None:
+    store = RedisStore(any_redis_server.url)
+    with Limiter("5/minute", store=store) as limiter:
+        limiter.try_acquire("k")
+        health = store.health()
+        assert (health.healthy, health.reason, health.role) == (True, "ok", "master")
+        assert health.version[0].isdigit()
+        assert 0 < health.latency < 10
+        assert health.connections == {"in_use": 0, "idle": 1, "waiting": 0}
+        assert store.health() is health, "asked again at once: the same answer"
+    store.close()
+
+
+def test_a_healthy_one_async(redis_server: Server) -> None:
+    async def check() -> None:
+        store = RedisStore(redis_server.url)
+        assert (await store.ahealth()).healthy
+        await store.aclose()
+
+    asyncio.run(check())
+
+
+@pytest.mark.impatient
+def test_one_that_hangs_and_one_that_is_gone(mortal_server: Server) -> None:
+    store = RedisStore(mortal_server.url, timeout=0.1)
+    os.kill(mortal_server.process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    health = store.health()
+    os.kill(mortal_server.process.pid, signal.SIGCONT)
+    assert (health.healthy, health.reason) == (False, "down")
+    assert time.monotonic() - begun < 2.0
+    mortal_server.kill()
+    gone = RedisStore(mortal_server.url).health()
+    assert (gone.healthy, gone.reason) == (False, "down")
+    assert "refused" in gone.problems[0]
+    store.close()
+
+
+def test_settings_that_will_make_trouble(mortal_server: Server) -> None:
+    client = mortal_server.client()
+    client.config_set("maxmemory", "100mb")
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    store = RedisStore(mortal_server.url)
+    health = store.health()
+    assert health.healthy
+    assert any("noeviction" in problem for problem in health.problems)
+    store.close()
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", "1")
+    full = RedisStore(mortal_server.url)
+    assert full.health().reason == "out of memory"
+    full.close()
+
+
+def test_a_replica_makes_no_decisions(mortal_server: Server, redis_server: Server) -> None:
+    mortal_server.client().replicaof("127.0.0.1", str(redis_server.port))
+    store = RedisStore(mortal_server.url)
+    assert (store.health().healthy, store.health().reason) == (False, "read-only")
+    store.close()
