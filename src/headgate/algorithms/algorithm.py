@@ -41,6 +41,10 @@ class Algorithm(Units, Generic[State]):
         """Whether the key is as good as never seen, so that its state can be forgotten."""
         raise NotImplementedError
 
+    def redis_suffix(self, now: int) -> str:
+        """What the Redis key of a state ends in at *now*, where that changes with time."""
+        return ""
+
     def lua_arguments(self) -> tuple[int, ...]:
         """The numbers that the Lua twin needs, in the order of its ``quota`` function."""
         raise NotImplementedError

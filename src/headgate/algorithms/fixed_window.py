@@ -65,6 +65,10 @@ class FixedWindow(Algorithm[int]):
         count = state - window * self.width
         return window, count if count > 0 else 0  # less when it is of an older window
 
+    def redis_suffix(self, now: int) -> str:
+        start = now - now % self.period
+        return f":{start / 1_000_000:.6f}" if start % 1_000_000 else f":{start // 1_000_000}"
+
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, window_ttl(self.period))
 
@@ -74,9 +78,11 @@ local function quota(a)
   return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
 end
 
+-- the client names the key of the window that its own clock is in, so that a Cluster that moves the slot looks for the
+-- right one; what counts is the window that the server's clock is in
 local function where(key, q, now)
   local start = now - now % q.period
-  return key .. string.format(start % 1000000 == 0 and ':%.0f' or ':%.6f', start / 1000000)
+  return string.match(key, '^(.*):') .. string.format(start % 1000000 == 0 and ':%.0f' or ':%.6f', start / 1000000)
 end
 
 local function load(key, q, now)

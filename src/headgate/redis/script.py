@@ -14,6 +14,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 from collections.abc import Sequence
+from time import time_ns
 from typing import Any, NamedTuple
 
 from headgate.algorithms import ALGORITHMS
@@ -119,6 +120,7 @@ class Script:
         self.text = (lua if "function where" in lua else _HERE + lua) + _FRAME
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.capacity = rule.capacity
+        self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # those whose keys change with time
         self.weight = len(rule.parts)  # how much of Redis's time a call takes, roughly
         self._hash_keys = hash_keys
         self._clock = clock
@@ -136,9 +138,15 @@ class Script:
         self._one = self._start(self._by_digest, 1)
 
     def keys(self, key: str) -> list[str]:
-        """The Redis keys of a client's key, one for each quota. (The fixed window adds the window's start.)"""
+        """The Redis keys of a client's key, one for each quota."""
         tag = self._tag(key)
-        return [self._before + tag + after for after in self._after]
+        if not self._dated:
+            return [self._before + tag + after for after in self._after]
+        now = self._clock.now() if self._clock else time_ns() // 1000
+        return [
+            self._before + tag + after + part.redis_suffix(now)
+            for after, part in zip(self._after, self._dated, strict=True)
+        ]
 
     def slot(self, key: str) -> int:
         """The Cluster slot of all keys of a client's key: what is between the braces decides."""
