@@ -64,7 +64,8 @@ class Target:
         options = dict(self.sentinel_options if address.sentinel else self.options)
         if address.port == 0:
             return options | {"path": address.host}
-        ours = {"host": address.host, "port": address.port, "socket_connect_timeout": self.connect_timeout}
+        connect_timeout = self.connect_timeout / 4 if address.sentinel else self.connect_timeout
+        ours = {"host": address.host, "port": address.port, "socket_connect_timeout": connect_timeout}
         return {"socket_keepalive": True} | options | ours
 
 

@@ -21,18 +21,19 @@ from redis.exceptions import (
     NoScriptError,
     ReadOnlyError,
     RedisError,
+    TimeoutError,
     TryAgainError,
 )
 
 from headgate.redis.address import Address
 from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Topology
+from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack
 
 PAUSE = 0.005  # seconds before a server that said "not now" is asked again
 
 
-class Unreached(ConnectionError):
-    """No connection could be made: nothing was sent."""
+# What counts as no answer: silence, and a Cluster that says it is down, which was asked again until time was over.
+SILENCE = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
 
 
 class Ask(NamedTuple):
@@ -85,3 +86,11 @@ def ask(topology: Topology, script: Script, call: Call, until: float) -> Generat
         detour = None
         if monotonic() > until:
             raise problem
+
+
+def probe(topology: Topology, slot: int) -> Generator[Send, Any, None]:
+    """Whether *slot* can be asked for again: returns if so, raises if not."""
+    address = yield from topology.discover(slot)
+    yield Send(address, pack("PING"))
+    if topology.sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO")))):
+        raise ClusterDownError("CLUSTERDOWN as the server itself says")

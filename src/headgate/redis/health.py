@@ -13,7 +13,8 @@ from typing import Any
 
 from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
 
-from headgate.redis.topology import Send, Topology, pack, text
+from headgate.redis.address import Address
+from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack, text
 
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
@@ -33,21 +34,32 @@ class Health:
 
 
 def examine(topology: Topology) -> Generator[Send, Any, Health]:
-    """The plan: ping, INFO, and the clock."""
-    try:
-        address = topology.address(0) or (yield from topology.discover(0))
-        begun = monotonic()
-        yield Send(address, pack("PING"))
-        latency = monotonic() - begun
-        info = _fields(text((yield Send(address, pack("INFO")))))
-        seconds, micros = yield Send(address, pack("TIME"))
-        skew = int(seconds) + int(micros) / 1_000_000 - time()
-    except (RedisError, OSError) as error:
-        return Health(False, _reason(error), (f"{type(error).__name__}: {error}",))
+    """The plan: ping, INFO, and the clock, of the first server that answers."""
+    problem: Exception | None = None
+    candidates: list[Address | None] = [*topology.servers()]
+    for known in candidates or [None]:
+        try:
+            address = known or (yield from topology.discover(0))
+            return (yield from _examine(address, topology.sliced))
+        except (RedisError, OSError) as error:
+            problem = error
+    return Health(False, _reason(problem), (f"{type(problem).__name__}: {problem}",))
+
+
+def _examine(address: Address, sliced: bool) -> Generator[Send, Any, Health]:
+    begun = monotonic()
+    yield Send(address, pack("PING"))
+    latency = monotonic() - begun
+    info = _fields(text((yield Send(address, pack("INFO")))))
+    seconds, micros = yield Send(address, pack("TIME"))
+    skew = int(seconds) + int(micros) / 1_000_000 - time()
+    down = sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO"))))
     role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
     problems = []
     reason = "ok"
-    if info.get("loading") == "1":
+    if down:
+        reason = "cluster down"
+    elif info.get("loading") == "1":
         reason = "loading"
     elif role != "master":
         reason = "read-only"
@@ -72,7 +84,8 @@ def _out_of_memory(info: dict[str, str]) -> bool:
     return 0 < most <= int(info.get("used_memory", 0)) and info.get("maxmemory_policy", "") == "noeviction"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception | None) -> str:
+    error = error.__cause__ if isinstance(error, Unreached) and isinstance(error.__cause__, Exception) else error
     if isinstance(error, BusyLoadingError):
         return "loading"
     if isinstance(error, ClusterDownError):

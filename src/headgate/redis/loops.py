@@ -26,11 +26,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from headgate.plan import arun
 from headgate.redis.address import Address, Target
-from headgate.redis.asking import Ask, Request, Unreached, ask
+from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import Breaker, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Single, pack, topology
+from headgate.redis.topology import Send, Single, Unreached, pack, topology
 
 MAX_BATCH = 64  # quotas looked at
 MAX_CARRIERS = 4  # batches under way to one server, when there is more to carry than one takes
@@ -64,6 +64,7 @@ class Batches:
         self._source = source
         self._address = address
         self._timeout = timeout
+        self._most = min(MAX_CARRIERS, source.max_connections) if isinstance(source, Target) else MAX_CARRIERS
         self._apart = isinstance(source, Target) and source.kind == "cluster"
         self._waiting: deque[Passenger] = deque()
         self._carriers: set[asyncio.Task[None]] = set()
@@ -101,7 +102,7 @@ class Batches:
 
     def _queue(self, passenger: Passenger) -> None:
         self._waiting.append(passenger)
-        if not self._carriers or (len(self._waiting) >= MAX_BATCH and len(self._carriers) < MAX_CARRIERS):
+        if not self._carriers or (len(self._waiting) >= MAX_BATCH and len(self._carriers) < self._most):
             self._carriers.add(self.loop.create_task(self._carry()))
 
     async def _carry(self) -> None:
@@ -148,8 +149,9 @@ class Batches:
             request = group[0].request
             try:
                 if isinstance(request, Ask) and request.asking:
-                    await connection.read_response()
-                reply = await connection.read_response()
+                    reply = await _read_both(connection)
+                else:
+                    reply = await connection.read_response()
             except ResponseError as error:
                 _fail(group, error)
             else:
@@ -201,6 +203,19 @@ class Batches:
             self._queue(Passenger(request._replace(call=request.call._replace(op="refund"), whole=True), done))
 
 
+async def _read_both(connection: Any) -> Any:
+    """The reply to what came behind ASKING. Both are read whatever they are, so that none is left for the next call."""
+    refused = None
+    try:
+        await connection.read_response()
+    except ResponseError as error:
+        refused = error
+    reply = await connection.read_response()
+    if refused:
+        raise refused
+    return reply
+
+
 def _groups(batch: list[Passenger], apart: bool) -> list[Group]:
     """Who can share a command; in a Cluster nobody, since a script's keys must lie in one slot."""
     if apart:
@@ -249,9 +264,14 @@ class LoopLink:
         breaker = self._breaker(self._topology.address(slot))
         if breaker.open:
             raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        plan = ask(self._topology, script, call, monotonic() + self.timeout)
         try:
-            reply = await arun(ask(self._topology, script, call, monotonic() + self.timeout), self._answer)
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            if self._topology.address(slot):
+                reply = await arun(plan, self._answer)  # one trip as a rule, and that has a time-out
+            else:
+                async with asyncio.timeout(self.timeout):
+                    reply = await arun(plan, self._answer)
+        except SILENCE as error:
             breaker.failed(error, lambda: self._probe_later(breaker, slot))
             raise
         if breaker.failures:
@@ -273,8 +293,8 @@ class LoopLink:
         return sum(batches.trips for batches in self._nodes.values())
 
     async def aclose(self) -> None:
-        for probe in self._probes:
-            probe.cancel()
+        for task in self._probes:
+            task.cancel()
         for batches in list(self._nodes.values()):
             await batches.aclose()
 
@@ -291,7 +311,12 @@ class LoopLink:
         batches = self._nodes.get(request.address)
         if batches is None:
             batches = self._nodes[request.address] = Batches(self._source, request.address, self.timeout)
-        return batches.send(request)
+        return batches.send(request) if isinstance(request, Ask) else self._soon(batches.send(request))
+
+    async def _soon(self, reply: Coroutine[Any, Any, Any]) -> Any:
+        """A look at the map is a part of a call, and may take a part of its time only."""
+        async with asyncio.timeout(self.timeout / 4):
+            return await reply
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
         probe = self.loop.create_task(self._probe(breaker, slot))
@@ -304,8 +329,7 @@ class LoopLink:
             if not breaker.open:
                 return
             try:
-                address = await arun(self._topology.discover(slot), self._answer)
-                await self._answer(Send(address, pack("PING")))
+                await arun(probe(self._topology, slot), self._answer)
             except (RedisError, OSError):
                 continue
             breaker.answered()

@@ -16,11 +16,11 @@ from redis.retry import Retry
 
 from headgate.plan import run
 from headgate.redis.address import Address, Target
-from headgate.redis.asking import Request, Unreached, ask
+from headgate.redis.asking import SILENCE, Request, ask, probe
 from headgate.redis.breaker import Breaker, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Single, pack, topology
+from headgate.redis.topology import Send, Single, Unreached, pack, topology
 
 # A connection that idled longer than this is looked at before it is used: the server may have closed it.
 IDLE = 0.05  # seconds
@@ -95,7 +95,22 @@ class Connections:
                     self.waiting -= 1
             self._made += 1
         options = target.connection_options(self._address)
-        return target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0)), 0.0
+        # to ask a Sentinel is a part of a call, and may take a part of its time only
+        timeout = target.timeout / 4 if self._address.sentinel else target.timeout
+        return target.connection(**options, socket_timeout=timeout, retry=Retry(NoBackoff(), 0)), 0.0
+
+
+def read_both(connection: Any) -> Any:
+    """The reply to what came behind ASKING. Both are read whatever they are, so that none is left for the next call."""
+    refused = None
+    try:
+        connection.read_response()
+    except redis.ResponseError as error:
+        refused = error
+    reply = connection.read_response()
+    if refused:
+        raise refused
+    return reply
 
 
 def _connect(connection: Any) -> None:
@@ -146,7 +161,7 @@ class ThreadLink:
             raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
         try:
             reply = run(ask(self._topology, script, call, monotonic() + self.timeout), self._answer)
-        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        except SILENCE as error:
             breaker.failed(error, lambda: self._probe_later(breaker, slot))
             raise
         if breaker.failures:
@@ -191,9 +206,8 @@ class ThreadLink:
                 command = request.script.call([request.call], request.whole)
                 if request.asking:
                     connection.send_packed_command([pack("ASKING") + command], check_health=False)
-                    connection.read_response()
-                else:
-                    connection.send_packed_command([command], check_health=False)
+                    return read_both(connection)
+                connection.send_packed_command([command], check_health=False)
             return connection.read_response()
         finally:
             connections.give_back(connection)
@@ -207,8 +221,7 @@ class ThreadLink:
             if self.closed or not breaker.open:
                 return
             try:
-                address = run(self._topology.discover(slot), self._answer)
-                self._answer(Send(address, pack("PING")))
+                run(probe(self._topology, slot), self._answer)
             except (RedisError, OSError):
                 continue
             breaker.answered()

@@ -17,6 +17,10 @@ from headgate.redis.address import Address, Target
 REFRESH_EVERY = 0.1  # seconds at least between two looks at the map of a Cluster
 
 
+class Unreached(ConnectionError):
+    """No connection could be made: nothing was sent."""
+
+
 class Send(NamedTuple):
     """A request: this command to that server. The answer is its reply, or its error raised."""
 
@@ -34,6 +38,10 @@ class Topology(Protocol):
 
     def address(self, slot: int) -> Address | None:
         """Whom to ask for *slot*; None: find out with `discover`."""
+        ...
+
+    def servers(self) -> list[Address]:
+        """All that may be asked how things are; empty where `discover` is the way to know."""
         ...
 
     def discover(self, slot: int) -> Plan: ...
@@ -54,6 +62,9 @@ class Single:
 
     def address(self, slot: int) -> Address:
         return self._address
+
+    def servers(self) -> list[Address]:
+        return [self._address]
 
     def discover(self, slot: int) -> Plan:
         yield from ()
@@ -80,6 +91,9 @@ class Sentinel:
 
     def address(self, slot: int) -> Address | None:
         return self._primary
+
+    def servers(self) -> list[Address]:
+        return []
 
     def discover(self, slot: int) -> Plan:
         problems = []
@@ -123,6 +137,9 @@ class Cluster:
     def address(self, slot: int) -> Address | None:
         return self._slots[slot]
 
+    def servers(self) -> list[Address]:
+        return list(dict.fromkeys([*(address for address in self._slots if address), *self._seeds]))
+
     def discover(self, slot: int) -> Plan:
         """Read the map, at most ten times a second, from the first server that gives one."""
         known = self._slots[slot]
@@ -130,8 +147,8 @@ class Cluster:
             return known
         self._next_look = monotonic() + REFRESH_EVERY
         problems = []
-        others = dict.fromkeys(address for address in self._slots if address is not None)
-        for server in dict.fromkeys([*(a for a in others if a != known), *self._seeds, *others]):
+        others = self.servers()
+        for server in [*(a for a in others if a != known), *(a for a in others if a == known)]:
             try:
                 ranges = yield Send(server, pack("CLUSTER", "SLOTS"))
             except (RedisError, OSError) as error:
@@ -183,3 +200,8 @@ def text(reply: Any) -> str:
     if isinstance(reply, ResponseError):
         raise reply
     return reply.decode() if isinstance(reply, bytes) else str(reply or "")
+
+
+def cluster_is_ok(info: Any) -> bool:
+    """Whether a server's CLUSTER INFO says that the Cluster answers."""
+    return "cluster_state:ok" in text(info)
