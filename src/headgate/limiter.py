@@ -86,12 +86,12 @@ class Limiter:
     def refund(self, key: str, permits: int = 1) -> None:
         """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
         self._gate.refund(key, permits)
-        self._line.wake(key)
+        self._line.wake(check_key(key))
 
     def reset(self, key: str) -> None:
         """Forget *key*, as if never seen."""
         self._gate.reset(key)
-        self._line.wake(key)
+        self._line.wake(check_key(key))
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
         """A decorator for functions, and a context manager: denied raises `RateLimited`, or waits up to *timeout*.
@@ -194,12 +194,12 @@ class AsyncLimiter:
     async def refund(self, key: str, permits: int = 1) -> None:
         """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
         await self._gate.refund(key, permits)
-        self._line.wake(key)
+        self._line.wake(check_key(key))
 
     async def reset(self, key: str) -> None:
         """Forget *key*, as if never seen."""
         await self._gate.reset(key)
-        self._line.wake(key)
+        self._line.wake(check_key(key))
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
         """A decorator for async functions, and an async context manager: denied raises `RateLimited`, or waits.
@@ -258,7 +258,9 @@ async def _atake(limiter: AsyncLimiter, key: str, permits: int) -> Decision:
 
 
 def _check_wait(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:
-    if timeout is not None and (isinstance(timeout, bool) or not (math.isfinite(timeout) and timeout >= 0)):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
+    ):
         raise ValueError(f"timeout must be seconds >= 0, or None to wait for ever, got {timeout!r}")
     return check_key(key), check_permits(permits, rule.capacity), timeout
 

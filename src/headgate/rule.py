@@ -37,7 +37,7 @@ class Rule:
 def _parse(quotas: Quotas) -> list[Quota]:
     if isinstance(quotas, str | Quota):
         return [Quota.parse(quotas)]
-    if not isinstance(quotas, Sequence) or not quotas:
+    if not isinstance(quotas, Sequence) or isinstance(quotas, bytes) or not quotas:
         raise InvalidQuota(f"give a quota or a list of at least one, got {quotas!r:.80}; write {FORM}")
     return list(dict.fromkeys(Quota.parse(quota) for quota in quotas))
 
@@ -48,7 +48,7 @@ def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
         raise InvalidPermits(f"permits must be a whole number of at least {least}, got {permits!r:.40}")
     if limit and permits > limit:
         raise PermitsExceedLimit(f"permits must be at most {limit}, the capacity; {permits} could never be granted")
-    return permits
+    return int(permits)  # a subclass could print as it likes
 
 
 POLICIES = ("allow", "deny", "local", "raise")

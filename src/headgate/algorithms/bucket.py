@@ -14,6 +14,7 @@ from __future__ import annotations
 from math import gcd
 
 from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.arithmetic import times
 from headgate.decision import Decision, answer
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
@@ -38,23 +39,23 @@ class Bucket(Algorithm[int]):
 
     def look(self, state: int, now: int, permits: int) -> Decision:
         debt = self.debt(state, now)
-        after = debt + permits * self.cost
+        after = debt + times(permits, self.cost)
         short = after - self.room
         if short > 0:
             return answer(False, self, self.room - debt, debt, short)
         return answer(True, self, -short, after, 0)
 
     def spend(self, state: int, now: int, permits: int) -> int:
-        return now * self.rate + max(self.debt(state, now) + permits * self.cost, 0)
+        return times(now, self.rate) + max(self.debt(state, now) + times(permits, self.cost), 0)
 
     def left(self, state: int, now: int) -> int:
         return (self.room - self.debt(state, now)) // self.cost
 
     def idle(self, state: int, now: int) -> bool:
-        return state <= now * self.rate
+        return state <= times(now, self.rate)
 
     def debt(self, state: int, now: int) -> int:
-        debt = state - now * self.rate
+        debt = state - times(now, self.rate)
         return debt if debt > 0 else 0
 
     def lua_arguments(self) -> tuple[int, ...]:

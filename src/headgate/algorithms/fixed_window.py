@@ -7,6 +7,7 @@ Redis: String counter, its key ending in the window's start in epoch seconds. A 
 from __future__ import annotations
 
 from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.arithmetic import times
 from headgate.decision import Decision, answer
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
@@ -42,8 +43,8 @@ class FixedWindow(Algorithm[int]):
         return 0
 
     def look(self, state: int, now: int, permits: int) -> Decision:
-        window, count = self.roll(state, now)
-        left = (window + 1) * self.period - now
+        count = self.roll(state, now)[1]
+        left = self.period - now % self.period
         after = count + permits
         if after > self.limit:
             return answer(False, self, self.limit - count, left, left)
@@ -51,7 +52,7 @@ class FixedWindow(Algorithm[int]):
 
     def spend(self, state: int, now: int, permits: int) -> int:
         window, count = self.roll(state, now)
-        return window * self.width + max(count + permits, 0)
+        return times(window, self.width) + max(count + permits, 0)
 
     def left(self, state: int, now: int) -> int:
         return self.limit - self.roll(state, now)[1]
@@ -62,7 +63,7 @@ class FixedWindow(Algorithm[int]):
     def roll(self, state: int, now: int) -> tuple[int, int]:
         """(window, count) at *now*."""
         window = now // self.period
-        count = state - window * self.width
+        count = state - times(window, self.width)
         return window, count if count > 0 else 0  # less when it is of an older window
 
     def redis_suffix(self, now: int) -> str:

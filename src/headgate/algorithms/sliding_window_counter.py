@@ -12,6 +12,7 @@ that the last window weighs a trifle more, never less.
 from __future__ import annotations
 
 from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.arithmetic import times
 from headgate.algorithms.fixed_window import window_ttl, without_burst
 from headgate.decision import Decision, answer
 from headgate.quota import Quota
@@ -39,10 +40,10 @@ class SlidingWindowCounter(Algorithm[int]):
         return 0
 
     def look(self, state: int, now: int, permits: int) -> Decision:
-        window, current, previous = self.roll(state, now)
-        elapsed = now - window * self.period
+        _, current, previous = self.roll(state, now)
+        elapsed = now % self.period
         used = self.used(elapsed, current, previous)
-        spare = (self.limit - permits) * self.steps - used
+        spare = times(self.limit - permits, self.steps) - used
         if spare >= 0:
             return answer(True, self, spare, self.reset(elapsed, current + permits, previous), 0)
         free = self.limit - permits
@@ -52,15 +53,15 @@ class SlidingWindowCounter(Algorithm[int]):
         else:
             # this window becomes the previous one, and then has to slide out itself
             retry = self.period - elapsed + self.fade(current, free)
-        left = max(self.limit * self.steps - used, 0)
+        left = max(times(self.limit, self.steps) - used, 0)
         return answer(False, self, left, self.reset(elapsed, current, previous), retry)
 
     def used(self, elapsed: int, current: int, previous: int) -> int:
-        return previous * (self.steps - elapsed // self.step) + current * self.steps
+        return times(previous, self.steps - elapsed // self.step) + times(current, self.steps)
 
     def fade(self, count: int, free: int) -> int:
         """Microseconds into a window after which *count* calls of the one before weigh at most *free*."""
-        return min((self.steps - free * self.steps // count) * self.step, self.period)
+        return min(times(self.steps - times(free, self.steps) // count, self.step), self.period)
 
     def reset(self, elapsed: int, current: int, previous: int) -> int:
         if current:
@@ -69,12 +70,12 @@ class SlidingWindowCounter(Algorithm[int]):
 
     def spend(self, state: int, now: int, permits: int) -> int:
         window, current, previous = self.roll(state, now)
-        return (window * self.width + max(current + permits, 0)) * self.width + previous
+        return times(times(window, self.width) + max(current + permits, 0), self.width) + previous
 
     def left(self, state: int, now: int) -> int:
-        window, current, previous = self.roll(state, now)
-        used = self.used(now - window * self.period, current, previous)
-        return max(self.limit * self.steps - used, 0) // self.steps
+        _, current, previous = self.roll(state, now)
+        used = self.used(now % self.period, current, previous)
+        return max(times(self.limit, self.steps) - used, 0) // self.steps
 
     def idle(self, state: int, now: int) -> bool:
         _, current, previous = self.roll(state, now)

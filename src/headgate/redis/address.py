@@ -12,6 +12,7 @@ Sentinel and Cluster is ssl=true.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -77,12 +78,16 @@ def read(
     max_connections: int | None = None,
 ) -> Target:
     """Read a store's URL; arguments go before what it says. Raises a ValueError that says what would be right."""
-    parts = urlsplit(url)
-    shown = url.replace(f":{parts.password}@", ":***@") if parts.password else url
+    shown = without_secrets(url)
     try:
         return _read(url, shown, timeout, connect_timeout, max_connections)
     except (ValueError, TypeError) as error:
         raise ValueError(f"cannot read the store URL {shown!r}: {error}; {FORM}") from None
+
+
+def without_secrets(url: str) -> str:
+    """*url* for a message: nobody's password in it, however it was written."""
+    return re.sub(r"(password=)[^&#]*", r"\1***", re.sub(r"(?<=//).*@", "***@", url))
 
 
 def _read(

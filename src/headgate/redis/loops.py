@@ -184,7 +184,7 @@ class Batches:
             await connection.connect()
         except BaseException as error:
             self._idle.append(connection)
-            if isinstance(error, RedisError | OSError):
+            if isinstance(error, RedisError | OSError | ValueError):
                 raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
             raise
         return connection

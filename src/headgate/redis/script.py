@@ -51,7 +51,7 @@ local function all(first, permits)
     local key = KEYS[first + i]
     if where then key = where(key, q, now) end
     if op == 'reset' then
-      redis.call('DEL', key)
+      redis.call('UNLINK', key)
     else
       local state, ahead = load(key, q, now)
       keys[i], states[i], aheads[i] = key, state, ahead

@@ -52,9 +52,12 @@ class Connections:
         if monotonic() - since > IDLE:
             try:
                 _connect(connection)
-            except (RedisError, OSError) as error:
+            except BaseException as error:
+                connection.disconnect()
                 self.give_back(connection)
-                raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
+                if isinstance(error, RedisError | OSError | ValueError):  # a host name can be wrong in many ways
+                    raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
+                raise
         return connection
 
     def give_back(self, connection: Any) -> None:
@@ -199,6 +202,7 @@ class ThreadLink:
         if connections is None:
             connections = self._nodes.setdefault(request.address, Connections(self._source, request.address))
         connection = connections.borrow(monotonic() + self.timeout)
+        clean = False
         try:
             if isinstance(request, Send):
                 connection.send_packed_command([request.command], check_health=False)
@@ -206,10 +210,19 @@ class ThreadLink:
                 command = request.script.call([request.call], request.whole)
                 if request.asking:
                     connection.send_packed_command([pack("ASKING") + command], check_health=False)
-                    return read_both(connection)
+                    reply = read_both(connection)
+                    clean = True
+                    return reply
                 connection.send_packed_command([command], check_health=False)
-            return connection.read_response()
+            reply = connection.read_response()
+            clean = True
+            return reply
+        except redis.ResponseError:
+            clean = True  # an answer too, and read to its end
+            raise
         finally:
+            if not clean:
+                connection.disconnect()  # whatever came, even a signal: a reply left in it would be the next caller's
             connections.give_back(connection)
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:

@@ -80,7 +80,7 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
     """The store of a URL, or the one that was handed in; and whether it is ours to close."""
     if not isinstance(store, str):
         if not hasattr(store, "open_async"):
-            raise ValueError(f"store must be a URL or a store object, got {store!r:.80}; {_forms()}")
+            raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_forms()}")
         if clock is not None or options:
             raise ValueError("clock and store options go to the store itself when you hand one in")
         return store, False
@@ -102,7 +102,8 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
             max_connections=options.get("max_connections"),
             clock=clock,
         ), True
-    raise ValueError(f"unknown store {store!r:.80}; {_forms()}")
+    scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
+    raise ValueError(f"unknown store {scheme!r}; {_forms()}")
 
 
 def _forms() -> str:

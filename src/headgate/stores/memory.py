@@ -9,16 +9,20 @@ new key is refused until the first of them expires.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from time import monotonic_ns
 from types import FunctionType
 from typing import Any, Final
 
 from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.arithmetic import times
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
+from headgate.compiler import mypyc_attr
 from headgate.decision import Decision, Denial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
@@ -39,6 +43,10 @@ _SWEEP_KEYS: Final = 8
 _CANDIDATES: Final = 8  # states looked at to make room when full
 
 
+_STORES: Any = weakref.WeakSet()
+
+
+@mypyc_attr(native_class=False)
 class MemoryStore:
     """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
 
@@ -47,8 +55,17 @@ class MemoryStore:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
         self.clock = clock
-        self.lock = threading.Lock()
+        # Owned by a thread: an exception out of a signal handler, wherever it comes, never leaves it held; and a
+        # handler that asks the limiter itself gets an answer.
+        self.lock = threading.RLock()
         self.tables: dict[object, Table] = {}
+        _STORES.add(self)
+
+    def after_fork(self) -> None:
+        """A thread that held the lock is not in the child: start with a new one."""
+        self.lock = threading.RLock()
+        for table in self.tables.values():
+            table.renew(self.lock)
 
     def __len__(self) -> int:
         """How many keys are kept now, expired ones that were not swept yet included."""
@@ -74,6 +91,11 @@ class MemoryStore:
         """Nothing to let go of; here because every store has it."""
 
 
+def exact(key: Any) -> str:
+    """*key* as it is, or checked: a subclass of str could hash and compare as it likes."""
+    return key if type(key) is str else check_key(key)
+
+
 class Table:
     """One limiter's states, by key, and everything that can be asked of them.
 
@@ -88,20 +110,24 @@ class Table:
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.read_clock: Callable[[], int] = monotonic_ns if store.clock is None else _nanoseconds(store.clock)
         self.epoch = EPOCH if store.clock is None else 0
-        self.lock = store.lock
-        self.acquire_lock = self.lock.acquire
-        self.release_lock = self.lock.release
+        self.renew(store.lock)
         self.states: dict[Any, Any] = {}
         self.order: list[str] = []  # every key once, to walk over in small steps
         self.cursor = 0
         self.sweep_at = 0
         self.full_logged = False
 
+    def renew(self, lock: Any) -> None:
+        self.lock = lock
+        self.acquire_lock = lock.acquire
+        self.release_lock = lock.release
+
     def now(self) -> int:
         return self.read_clock() // 1000 + self.epoch
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         count = 1 if permits is ONE else check_permits(permits, self.algorithm.limit)
+        key = exact(key)
         with self.lock:
             now = self.read_clock() // 1000 + self.epoch
             if now >= self.sweep_at:
@@ -116,6 +142,7 @@ class Table:
 
     def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
+        key = exact(key)
         with self.lock:
             now = self.now()
             state = self.known(key)
@@ -126,6 +153,7 @@ class Table:
 
     def refund(self, key: Any, permits: Any = 1) -> None:
         count = check_permits(permits)
+        key = exact(key)
         with self.lock:
             now = self.now()
             state = self.known(key)
@@ -135,6 +163,7 @@ class Table:
                 self.states[key] = self.algorithm.spend(state, now, -count)
 
     def reset(self, key: Any) -> None:
+        key = exact(key)
         with self.lock:
             if self.known(key) is None:
                 check_key(key)
@@ -144,12 +173,9 @@ class Table:
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # nothing that could be down
 
-    def known(self, key: Any) -> Any:
-        """The state of *key*; None for one never seen and for what cannot be a key."""
-        try:
-            return self.states.get(key)
-        except TypeError:  # unhashable
-            return None
+    def known(self, key: str) -> Any:
+        """The state of *key*; None for one never seen."""
+        return self.states.get(key)
 
     def first(self, key: Any, now: int, permits: int) -> Decision:
         """Decide for a key never seen: nothing stands against it but a full store."""
@@ -210,7 +236,7 @@ class Table:
             for table in self.store.tables.values()
             for key in table.order[:_CANDIDATES]
         ]
-        wait = max(min(waits), 1) * self.algorithm.rate
+        wait = times(max(min(waits), 1), self.algorithm.rate)
         return answer(False, self.algorithm, 0, wait, wait)
 
 
@@ -236,17 +262,17 @@ class BucketTable(Table):
             return super().make_room(now)
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
-        cost = self.cost if permits is ONE else check_permits(permits, self.units.limit) * self.cost
-        if LOCKED:
-            self.acquire_lock()
-        elif type(key) is not str:
+        cost = self.cost if permits is ONE else times(check_permits(permits, self.units.limit), self.cost)
+        if not LOCKED and type(key) is not str:
             key = check_key(key)
         now = 0
         try:
+            if LOCKED:
+                self.acquire_lock()
             now = self.read_clock() // 1000
             if now >= self.sweep_at:
                 self.sweep(now)
-            start = now if self.rate == 1 else now * self.rate
+            start = now if self.rate == 1 else times(now, self.rate)
             paid = self.paid
             debt = paid[key] - start
             if debt < 0:
@@ -274,7 +300,10 @@ class BucketTable(Table):
             raise
         finally:
             if LOCKED:
-                self.release_lock()
+                try:
+                    self.release_lock()
+                except RuntimeError:
+                    pass  # interrupted before it was ours
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
@@ -311,3 +340,12 @@ class AsyncTable:
 
     def store_health(self) -> StoreHealth:
         return self.table.store_health()
+
+
+def _after_fork() -> None:
+    for store in _STORES:
+        store.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

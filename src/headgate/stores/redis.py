@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-import weakref
 from collections.abc import Coroutine, Generator
 from time import monotonic
 from typing import Any
@@ -67,7 +66,7 @@ class RedisStore:
         self._health_at = 0.0
         self._lock = threading.Lock()
         self._latest: LoopLink | None = None
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLink] = weakref.WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
@@ -96,6 +95,8 @@ class RedisStore:
             return latest
         link = self._loops.get(loop)
         if link is None:
+            for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
+                del self._loops[closed]
             source = self._source
             assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
             link = self._loops[loop] = LoopLink(source, self._shown())
