@@ -34,7 +34,7 @@ class Log:
 
 
 class SlidingWindow(Algorithm[Log]):
-    """State: the log. `spend` changes it in place."""
+    """State: the log. `spend` changes it in place, or makes a shorter one of it."""
 
     __slots__ = ("period",)
 
@@ -54,7 +54,7 @@ class SlidingWindow(Algorithm[Log]):
         after = used + permits
         reset = times[-1] + self.period - now if used else 0
         if after > self.limit:
-            frees = bisect_left(state.totals, gone + after - self.limit, first)
+            frees = bisect_left(state.totals, gone + after - self.limit, first, len(times))
             return answer(False, self, self.limit - used, reset, times[frees] + self.period - now)
         return answer(True, self, self.limit - after, self.period if permits else reset, 0)
 
@@ -62,20 +62,22 @@ class SlidingWindow(Algorithm[Log]):
         times, totals = state.times, state.totals
         first = bisect_right(times, now - self.period)
         if first * 2 > len(times):  # forget in bulk: each entry is moved once at most
-            state.before = state.total(first)
-            del times[:first], totals[:first]
-            first = 0
+            recent = Log()
+            recent.before, recent.times, recent.totals = state.total(first), times[first:], totals[first:]
+            state, times, totals, first = recent, recent.times, recent.totals, 0
+        # whatever interrupts these lines, a time is never without its total; a total without a time does not count
+        del totals[len(times) :]
         total = state.total(len(times)) + permits
         if permits > 0:
-            times.append(now)
             totals.append(total)
+            times.append(now)
             return state
         total = max(total, state.total(first))
-        keep = bisect_right(totals, total, first)
+        keep = bisect_right(totals, total, first, len(times))
         if keep < len(times) and state.total(keep) < total:  # given back in part
             totals[keep] = total
             keep += 1
-        del times[keep:], totals[keep:]
+        del times[keep:]
         return state
 
     def left(self, state: Log, now: int) -> int:

@@ -65,7 +65,7 @@ class SlidingWindowCounter(Algorithm[int]):
 
     def reset(self, elapsed: int, current: int, previous: int) -> int:
         if current:
-            return 2 * self.period - elapsed
+            return self.period + self.period - elapsed
         return self.period - elapsed if previous else 0
 
     def spend(self, state: int, now: int, permits: int) -> int:

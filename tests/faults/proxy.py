@@ -1,0 +1,105 @@
+"""A TCP proxy that injects faults: late, lost, cut and truncated replies, lost requests, resets.
+
+It runs in a thread of its own, so that threads and event loops can be tested through it alike.
+"""
+
+import asyncio
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.proxy import Connection, Proxy
+
+
+class FaultyProxy(Proxy):
+    """`with FaultyProxy(port) as proxy`: connect to `proxy.url`, then break what is to be broken.
+
+    delay            seconds by which replies come later
+    swallow_requests nothing reaches the server any more; the connections stay open
+    swallow_replies  the server does what it is asked, and nobody hears of it
+    truncate         let so many bytes of the next decision through, then reset the connection; then None again
+    """
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self.delay = 0.0
+        self.swallow_requests = False
+        self.swallow_replies = False
+        self.truncate: int | None = None
+        self.truncated = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def __enter__(self) -> Self:
+        started = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(started),), name="proxy")
+        self._thread.start()
+        assert started.wait(10), "the proxy does not start"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _run(self, started: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self:
+            started.set()
+            await self._stop.wait()
+
+    def cut(self) -> None:
+        """Reset all connections that there are; new ones work."""
+        done = threading.Event()
+
+        def reset_all() -> None:
+            for writer in list(self._writers):
+                _reset(writer)
+            self._loop.call_soon(done.set)  # after the sockets are closed
+
+        self._loop.call_soon_threadsafe(reset_all)
+        assert done.wait(10), "the proxy does not answer"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await super()._serve(reader, writer)
+        except OSError:  # the server is gone
+            _reset(writer)
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
+        while data := await reader.read(65536):
+            if self.swallow_requests:
+                continue
+            seen.under_way += data.count(b"EVALSHA")
+            writer.write(data)
+            await writer.drain()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
+        self._writers.add(writer)
+        try:
+            while data := await reader.read(65536):
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                if self.swallow_replies:
+                    continue
+                if self.truncate is not None and seen.under_way:
+                    data, self.truncate = data[: self.truncate], None
+                    self.truncated += 1
+                    writer.write(data)
+                    await writer.drain()
+                    await asyncio.sleep(0.01)  # what was let through is to arrive before the reset
+                    _reset(writer)
+                    return
+                seen.under_way = 0
+                writer.write(data)
+                await writer.drain()
+        finally:
+            self._writers.discard(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST instead of FIN: as a crash of the other side, or a firewall, would."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,73 @@
+"""However many callers there are, there are no more connections than the pool may have, and nobody gets an error."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from headgate import AsyncLimiter, Limiter
+from tests.faults.clusters import Node
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+POOLS = [2, 8]
+
+
+def url(node: Node, pool: int) -> str:
+    return f"{node.url}?timeout=20&connect_timeout=5&max_connections={pool}"
+
+
+@contextmanager
+def watched(node: Node) -> Iterator[list[int]]:
+    """How many connections there are besides our own, looked at all the time."""
+    counts: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        with redis.Redis(port=node.port) as client:
+            while not over.wait(0.002):
+                counts.append(len(client.client_list()) - 1)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield counts
+    over.set()
+    thread.join()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_10_000_awaited_checks(pool: int, node: Node) -> None:
+    async def check() -> None:
+        async with AsyncLimiter("4000/30d", store=url(node, pool), on_store_error="raise") as limiter:
+            decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10_000)))
+        assert sum(decision.allowed for decision in decisions) == 4000
+
+    with watched(node) as counts:
+        asyncio.run(check())
+    assert 0 < max(counts) <= pool
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_64_threads_wait_for_a_connection(pool: int, node: Node) -> None:
+    """An exhausted pool is waited for, within the budget of the call, and is no error."""
+    admitted: list[bool] = []
+    with Limiter("1000/30d", store=url(node, pool), on_store_error="raise") as limiter:
+
+        def work() -> None:
+            for _ in range(20):
+                admitted.append(limiter.try_acquire("k").allowed)
+
+        with watched(node) as counts:
+            threads = [threading.Thread(target=work) for _ in range(64)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            time.sleep(0.01)
+    assert len(admitted) == 64 * 20
+    assert sum(admitted) == 1000
+    assert 0 < max(counts) <= pool

@@ -1,0 +1,115 @@
+"""What a limiter says of its store: in use, or answered for by the policy; and what the store says of itself."""
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.redis.health import Health
+from headgate.stores.redis import RedisStore
+from tests.faults.clusters import Node, wait_until
+from tests.faults.outages import OUTAGES
+from tests.faults.proxy import FaultyProxy
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+TIMEOUTS = "?timeout=0.2&connect_timeout=0.2"
+PATIENT = "?timeout=1.6"  # a server that loads looks at its clients every now and then only
+
+
+def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    with Limiter("1000/30d", store=node.url + TIMEOUTS) as limiter:
+        limiter.try_acquire("k")
+        health = limiter.store_health()
+        assert (health.state, health.degraded) == ("closed", 0)
+        node.kill()
+        for _ in range(100):
+            assert limiter.try_acquire("k").degraded
+        health = limiter.store_health()
+        assert (health.state, health.degraded) == ("open", 100)
+        assert health.failures >= 1
+        node.restart()
+        # nobody calls: the probe alone brings it back
+        wait_until(lambda: limiter.store_health().state == "closed", "the store is in use again", timeout=3)
+        assert not limiter.try_acquire("k").degraded
+    levels = [record.levelno for record in caplog.records if record.name.startswith("headgate")]
+    assert sum(level >= logging.ERROR for level in levels) == 1, "once for the whole outage"
+
+
+def test_open_and_closed_async(node: Node) -> None:
+    async def check() -> None:
+        async with AsyncLimiter("1000/30d", store=node.url + TIMEOUTS) as limiter:
+            await limiter.try_acquire("k")
+            assert limiter.store_health().state == "closed"
+            node.kill()
+            for _ in range(100):
+                assert (await limiter.try_acquire("k")).degraded
+            assert limiter.store_health().state == "open"
+            assert limiter.store_health().degraded == 100
+            node.restart()
+            deadline = time.monotonic() + 3
+            while limiter.store_health().state != "closed":
+                assert time.monotonic() < deadline, "it does not come back by itself"
+                await asyncio.sleep(0.02)
+            assert not (await limiter.try_acquire("k")).degraded
+
+    asyncio.run(check())
+
+
+def test_an_open_breaker_leaves_the_network_alone(node: Node) -> None:
+    """Thousands of calls in the outage, and only the probe knocks: a handful of times a second."""
+    with FaultyProxy(node.port) as proxy, Limiter("1000/30d", store=proxy.url + TIMEOUTS) as limiter:
+        limiter.try_acquire("k")
+        proxy.swallow_replies = True
+        for _ in range(20):
+            assert limiter.try_acquire("k").degraded
+        before, begun = len(proxy.connections), time.monotonic()
+        while time.monotonic() - begun < 1.0:
+            assert limiter.try_acquire("k").degraded
+        assert len(proxy.connections) - before <= 10
+
+
+# what health() is to say in each outage; "" for any reason
+REASONS = {
+    "killed": "down",
+    "frozen": "down",
+    "replies lost": "down",
+    "requests lost": "down",
+    "late": "down",
+    "out of memory": "out of memory",
+    "read-only": "read-only",
+    "busy script": "",
+    "loading": "loading",
+}
+
+
+@pytest.mark.parametrize("outage", REASONS)
+def test_health_names_the_reason(outage: str, node: Node) -> None:
+    timeouts = PATIENT if outage == "loading" else TIMEOUTS
+
+    def health() -> Health:
+        store = RedisStore(proxy.url + timeouts)
+        begun = time.monotonic()
+        seen = store.health()
+        assert time.monotonic() - begun < 2.0
+        store.close()
+        return seen
+
+    async def ahealth() -> Health:
+        store = RedisStore(proxy.url + timeouts)
+        begun = time.monotonic()
+        seen = await store.ahealth()
+        assert time.monotonic() - begun < 2.0
+        await store.aclose()
+        return seen
+
+    with FaultyProxy(node.port) as proxy:
+        assert health().reason == asyncio.run(ahealth()).reason == "ok"
+        with OUTAGES[outage](node, proxy):
+            for seen in (health(), asyncio.run(ahealth())):
+                assert not seen.healthy
+                assert seen.reason == (REASONS[outage] or seen.reason) != "ok"
+                assert seen.problems or seen.reason != "down"
+        wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy again", timeout=3)

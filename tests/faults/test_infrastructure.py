@@ -1,0 +1,69 @@
+"""The servers and the proxy of these tests do what they say, without headgate."""
+
+import time
+from contextlib import suppress
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from tests.faults.clusters import ONCE, SERVICE, Cluster, Node, Sentinels
+from tests.faults.proxy import FaultyProxy
+
+pytestmark = [pytest.mark.xdist_group("faults-cluster"), pytest.mark.bounded(25)]
+
+
+def test_sentinels_elect_the_replica(sentinels: Sentinels) -> None:
+    sentinels.primary.ask("SET", "a", 1)
+    sentinels.primary.ask("WAIT", 1, 1000)
+    sentinels.primary.kill()
+    sentinels.wait_for_failover()
+    assert {sentinel.primary_port() for sentinel in sentinels.sentinels} >= {sentinels.replica.port}
+    assert sentinels.replica.ask("GET", "a") == "1"
+    assert sentinels.url.endswith(f"/{SERVICE}/0")
+
+
+def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:
+    slot = key_slot(b"a")
+    victim = cluster.primary(slot)
+    victim.ask("SET", "{a}1", "x")
+    victim.ask("WAIT", 1, 1000)
+    cluster.kill(victim)
+    cluster.wait_for_promotion(slot, victim)
+    promoted = cluster.primary(slot)
+    assert promoted is not victim
+    cluster.heal()
+    assert len(cluster.primaries()) == 3
+    assert list(cluster.migrate(slot)) == ["importing", "migrating", "{a}1", "moved", "moved", "moved"]
+    assert cluster.primary(slot) is not promoted
+    assert cluster.primary(slot).ask("GET", "{a}1") == "x"
+
+
+def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
+    with FaultyProxy(node.port) as proxy, redis.Redis.from_url(proxy.url, socket_timeout=0.2, retry=ONCE) as client:
+        assert client.ping()
+        proxy.delay = 0.1
+        begun = time.monotonic()
+        assert client.ping()
+        assert time.monotonic() - begun >= 0.1
+        proxy.delay = 0.0
+        for fault in ("swallow_replies", "swallow_requests"):
+            node.ask("SET", "n", 0)
+            setattr(proxy, fault, True)
+            with pytest.raises(redis.TimeoutError):
+                client.incr("n")
+            setattr(proxy, fault, False)
+            assert int(node.ask("GET", "n")) == (fault == "swallow_replies")
+            assert client.ping()
+        before = len(proxy.connections)
+        proxy.cut()
+        with suppress(redis.ConnectionError):  # redis-py may look before it asks
+            client.ping()
+        assert client.ping()
+        assert len(proxy.connections) == before + 1
+        sha = client.script_load("return {1, 1, 9, 0, 0}")
+        assert client.evalsha(sha, 0) == [1, 1, 9, 0, 0]
+        proxy.truncate = 6
+        with pytest.raises(redis.ConnectionError):
+            client.evalsha(sha, 0)
+        assert client.evalsha(sha, 0) == [1, 1, 9, 0, 0]

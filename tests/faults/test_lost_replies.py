@@ -1,0 +1,118 @@
+"""A reply that is lost after the script ran: it was spent once, whatever the caller was told, and never twice."""
+
+import asyncio
+import time
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.errors import StoreUnavailable
+from tests.faults.clusters import Node
+from tests.faults.load import Load
+from tests.faults.proxy import FaultyProxy
+from tests.places import ALGORITHMS
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+QUOTA = "100/30d"
+TIMEOUTS = "?timeout=0.3&connect_timeout=0.3"
+
+# bytes of the reply "*5 :1 :1 :98 ..." that arrive before the reset
+TRUNCATED = [0, 1, 4, 6, 11, 20]
+
+
+def left(limiter: Limiter) -> int:
+    return limiter.peek("k", permits=0).remaining
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct:
+        for length in TRUNCATED:
+            with Limiter(QUOTA, store=proxy.url + TIMEOUTS, algorithm=algorithm) as limiter:
+                limiter.try_acquire("k")
+                before = left(direct)
+                proxy.truncate = length
+                assert limiter.try_acquire("k").allowed
+                assert left(direct) == before - 1, f"after {length} bytes"
+                assert proxy.truncate is None
+        assert proxy.truncated == len(TRUNCATED)
+
+
+@pytest.mark.parametrize("length", TRUNCATED)
+def test_reset_in_mid_reply_async(length: int, node: Node) -> None:
+    async def check() -> None:
+        async with AsyncLimiter(QUOTA, store=proxy.url + TIMEOUTS) as limiter:
+            await limiter.try_acquire("k")
+            proxy.truncate = length
+            decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
+            assert all(decision.allowed for decision in decisions)
+
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url) as direct:
+        asyncio.run(check())
+        assert left(direct) == 100 - 11
+
+
+def test_raise_says_so(node: Node) -> None:
+    """With `raise` the caller hears that the answer is unknown, instead of a second try behind his back."""
+    with (
+        FaultyProxy(node.port) as proxy,
+        Limiter(QUOTA, store=node.url) as direct,
+        Limiter(QUOTA, store=proxy.url + TIMEOUTS, on_store_error="raise") as limiter,
+    ):
+        limiter.try_acquire("k")
+        proxy.truncate = 0
+        with pytest.raises(StoreUnavailable):
+            limiter.try_acquire("k")
+        assert left(direct) == 98
+
+
+def test_a_reply_that_never_comes(node: Node) -> None:
+    with (
+        FaultyProxy(node.port) as proxy,
+        Limiter(QUOTA, store=node.url) as direct,
+        Limiter(QUOTA, store=proxy.url + TIMEOUTS) as limiter,
+    ):
+        limiter.try_acquire("k")
+        proxy.swallow_replies = True
+        begun = time.monotonic()
+        assert limiter.try_acquire("k").degraded
+        assert time.monotonic() - begun < 2.0
+        assert left(direct) == 98
+        proxy.swallow_replies = False
+        deadline = time.monotonic() + 5
+        while limiter.peek("k", permits=0).degraded:
+            assert time.monotonic() < deadline, "it does not recover"
+            time.sleep(0.01)
+        assert limiter.try_acquire("k").remaining == 97
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_connections_reset_again_and_again(how: str, node: Node) -> None:
+    """Nothing is spent twice: as many are admitted as the limit, less those whose reply was lost."""
+    limit = 1000
+    with (
+        FaultyProxy(node.port) as proxy,
+        Load(how, proxy.url + TIMEOUTS, f"{limit}/30d", on_store_error="deny") as load,
+    ):
+        load.wait_for(lambda answer: answer.by_store)
+        for _ in range(5):
+            proxy.cut()
+            time.sleep(0.05)
+        load.wait_for(lambda answer: answer.by_store and not answer.admitted, timeout=20)
+    lost = sum(not answer.by_store for answer in load.answers)
+    assert not load.errors
+    assert limit - lost <= load.admitted <= limit
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_script_flush_under_load(how: str, node: Node) -> None:
+    """A server that has forgotten the script is told it again: exactly the limit is admitted, nobody is degraded."""
+    limit = 2000
+    with Load(how, node.url + "?timeout=5&connect_timeout=5", f"{limit}/30d", on_store_error="deny") as load:
+        load.wait_for(lambda answer: answer.by_store)
+        while load.answers[-1].admitted or load.answers[-1].error:
+            node.ask("SCRIPT", "FLUSH")
+            time.sleep(0.02)
+    assert all(answer.by_store for answer in load.answers)
+    assert load.admitted == limit

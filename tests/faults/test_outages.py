@@ -1,0 +1,105 @@
+"""A server that fails under load: nobody gets an exception, nobody waits long, and it is used again by itself."""
+
+import time
+
+import pytest
+
+from headgate import Limiter
+from headgate.errors import StoreUnavailable
+from tests.faults.clusters import Node
+from tests.faults.load import Answer, Load
+from tests.faults.outages import OUTAGES
+from tests.faults.proxy import FaultyProxy
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+BUDGET = 0.2  # seconds that a call may take
+TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
+RETURN = 2.0  # seconds after the server's return until it must be in use again
+LIMIT = 50
+POLICIES = ["allow", "deny", "local", "raise"]
+
+CASES = [("killed", policy) for policy in POLICIES]
+CASES += [(name, "allow") for name in OUTAGES if name != "killed"]
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+@pytest.mark.parametrize(("outage", "policy"), CASES)
+def test_an_outage_under_load(outage: str, policy: str, how: str, node: Node) -> None:
+    quota = f"{LIMIT}/30d" if policy == "local" else "1000000/30d"
+    with FaultyProxy(node.port) as proxy:
+        url = node.url if outage == "killed" else proxy.url  # nobody listens there then, as in life
+        with Load(how, url + TIMEOUTS, quota, on_store_error=policy) as load:
+            load.wait_for(lambda answer: answer.by_store)
+            with OUTAGES[outage](node, proxy):
+                begin = time.monotonic()
+                time.sleep(0.7)
+                end = time.monotonic()
+            back = time.monotonic()
+            again = load.wait_for(lambda answer: answer.by_store, since=back)
+            time.sleep(0.5)
+            late = time.monotonic()
+            time.sleep(0.2)
+    down = [answer for answer in load.between(begin, end) if answer.ended < end]
+    _check_policy(policy, down)
+    unforeseen = [error for error in load.errors if not isinstance(error, StoreUnavailable) or policy != "raise"]
+    assert not unforeseen
+    slowest = max(answer.took for answer in load.answers)
+    assert slowest <= BUDGET + load.slack, f"hiccups of {load.hiccup:.3f} s"
+    assert again.ended - back <= RETURN + load.slack
+    after = load.between(late, late + 60)
+    assert sum(answer.by_store for answer in after) >= 0.9 * len(after) > 0, "some callers do not come back"
+
+
+def _check_policy(policy: str, down: list[Answer]) -> None:
+    assert down, "nobody was answered"
+    assert not any(answer.by_store for answer in down)
+    admitted = sum(answer.admitted for answer in down)
+    if policy == "allow":
+        assert admitted == len(down)
+    elif policy == "local":
+        assert admitted <= LIMIT
+    else:
+        assert admitted == 0
+    if policy == "raise":
+        assert all(isinstance(answer.error, StoreUnavailable) for answer in down)
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "local"])
+@pytest.mark.parametrize("outage", ["killed", "frozen"])
+def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> None:
+    """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
+    with (
+        FaultyProxy(node.port) as proxy,
+        Limiter("10/30d", store=node.url + TIMEOUTS, on_store_error=policy) as limiter,
+    ):
+        assert not limiter.try_acquire("k").degraded
+        with OUTAGES[outage](node, proxy):
+            for _ in range(20):
+                assert limiter.try_acquire("k").degraded
+            rounds = []
+            for _ in range(10):
+                times = []
+                for _ in range(500):
+                    begun = time.perf_counter()
+                    decision = limiter.try_acquire("k")
+                    times.append(time.perf_counter() - begun)
+                    assert decision.degraded
+                rounds.append(sorted(times)[494])
+            assert min(rounds) < 100e-6, "the best of ten rounds: others use this machine too"
+
+
+def test_local_admits_no_second_quota(durable_node: Node) -> None:
+    """What this process has seen in Redis counts in the outage, and what it admitted then counts in Redis after."""
+    with Limiter(f"{LIMIT}/30d", store=durable_node.url + TIMEOUTS, on_store_error="local") as limiter:
+        admitted = sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
+        assert admitted == LIMIT
+        durable_node.kill()
+        admitted += sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
+        durable_node.restart()
+        deadline = time.monotonic() + RETURN + 3
+        while limiter.try_acquire("other").degraded:
+            assert time.monotonic() < deadline, "it does not recover"
+            time.sleep(0.01)
+        admitted += sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
+        assert admitted < 2 * LIMIT

@@ -1,0 +1,47 @@
+"""A server with an append-only file keeps the limits through a crash, and every server keeps them for applications."""
+
+import pytest
+
+from headgate import Limiter
+from tests.faults.clusters import Node
+from tests.faults.load import Load
+from tests.places import ALGORITHMS
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+PATIENT = "?timeout=5&connect_timeout=5"
+
+
+def test_state_survives_a_crash_of_the_server(durable_node: Node) -> None:
+    limiters = {algorithm: Limiter("5/30d", algorithm=algorithm, store=durable_node.url) for algorithm in ALGORITHMS}
+    for limiter in limiters.values():
+        limiter.try_acquire("k", permits=3)
+        limiter.close()
+    durable_node.kill()
+    durable_node.restart()
+    for algorithm in ALGORITHMS:
+        with Limiter("5/30d", algorithm=algorithm, store=durable_node.url + PATIENT) as restarted:
+            decision = restarted.try_acquire("k", permits=3)
+            assert not decision.allowed and not decision.degraded, algorithm
+            assert restarted.try_acquire("k", permits=2), algorithm
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_crash_under_load_admits_no_more(how: str, durable_node: Node) -> None:
+    """Whoever was told yes is in the file: with what the policy answers left out, the limit holds."""
+    limit = 2000
+    url = durable_node.url + "?timeout=0.5&connect_timeout=0.5"
+    with Load(how, url, f"{limit}/30d", on_store_error="deny") as load:
+        load.wait_for(lambda answer: answer.by_store)
+        durable_node.kill()
+        durable_node.restart()
+        load.wait_for(lambda answer: answer.by_store and not answer.admitted, timeout=20)
+    assert not load.errors
+    lost = sum(not answer.by_store for answer in load.answers)
+    assert limit - lost <= load.admitted <= limit
+
+
+def test_state_survives_the_application(node: Node) -> None:
+    for expected in (4, 3, 2, 1, 0):
+        with Limiter("5/30d", store=node.url + PATIENT) as limiter:
+            assert limiter.try_acquire("k").remaining == expected

@@ -1,0 +1,78 @@
+"""Sentinels elect another primary under load: no exception, checks flow again, and the limit holds but for what
+asynchronous replication lost."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from headgate import Limiter
+from headgate.errors import StoreUnavailable
+from tests.faults.clusters import Sentinels
+from tests.faults.load import Load
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel"), pytest.mark.bounded(25)]
+
+BUDGET = 0.3
+TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
+LIMIT = 2500
+REPLICATION = 0.5  # seconds of acknowledged calls that a replica may not have heard of
+
+FAULTS: dict[str, Callable[[Sentinels], None]] = {
+    "killed": lambda sentinels: sentinels.primary.kill(),
+    "frozen": lambda sentinels: sentinels.primary.freeze(),
+    "ordered": lambda sentinels: sentinels.fail_over(),
+}
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failover_under_load(fault: str, how: str, sentinels: Sentinels) -> None:
+    with Load(how, sentinels.url + TIMEOUTS, f"{LIMIT}/30d", on_store_error="deny") as load:
+        load.wait_for(lambda answer: answer.by_store)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        FAULTS[fault](sentinels)
+        elected = sentinels.wait_for_failover()
+        flows = load.wait_for(lambda answer: answer.by_store, since=elected, timeout=5)
+        load.wait_for(lambda answer: answer.by_store and not answer.admitted, since=elected, timeout=10)
+        if fault == "frozen":
+            sentinels.primary.thaw()  # it still takes itself for the primary
+            time.sleep(0.3)
+    assert not load.errors
+    assert flows.ended - elected <= 1.0 + load.slack
+    assert max(answer.took for answer in load.answers) <= BUDGET + load.slack
+    # the old primary goes on for a moment when it is healthy; what it admits then is lost as well
+    end = elected + 1.0 if fault == "ordered" else begin
+    unsure = sum(answer.admitted for answer in load.between(begin - REPLICATION, end))
+    print(f"{load.admitted} admitted of {LIMIT}; flows {flows.ended - elected:+.3f} s after the election")
+    assert load.admitted <= LIMIT + unsure
+
+
+def test_replicas_are_never_asked(sentinels: Sentinels) -> None:
+    with Limiter("100/30d", store=sentinels.url + TIMEOUTS) as limiter:
+        for _ in range(20):
+            assert not limiter.try_acquire("k").degraded
+        assert limiter.peek("k", permits=0).remaining == 80
+    calls = sentinels.replica.ask("INFO", "commandstats")
+    assert sum("evalsha" in name for name in calls) == 0
+
+
+def test_one_sentinel_is_enough(sentinels: Sentinels) -> None:
+    """Two of three are dead when the application starts."""
+    for sentinel in sentinels.sentinels[:2]:
+        sentinel.kill()
+    with Limiter("100/30d", store=sentinels.url + "?timeout=2&connect_timeout=2") as limiter:
+        assert not limiter.try_acquire("k").degraded
+
+
+def test_none_is_an_outage(sentinels: Sentinels) -> None:
+    for sentinel in sentinels.sentinels:
+        sentinel.kill()
+    with Limiter("100/30d", store=sentinels.url + TIMEOUTS) as limiter:
+        assert limiter.try_acquire("k").degraded
+    with (
+        Limiter("100/30d", store=sentinels.url + TIMEOUTS, on_store_error="raise") as limiter,
+        pytest.raises(StoreUnavailable),
+    ):
+        limiter.try_acquire("k")
