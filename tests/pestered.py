@@ -1,0 +1,63 @@
+"""Make calls while a signal handler raises all the time, in a process of its own: `python -m tests.pestered ...`.
+
+Ends with `survived` if the calls afterwards are answered as if nothing had happened.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from headgate import Limiter
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def handler(*_: object) -> None:
+    raise Interrupt
+
+
+def pester(call: Callable[[], object], seconds: float) -> int:
+    """Make *call* over and over under interrupts; how many there were."""
+    count, until = 0, time.monotonic() + seconds
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    while True:
+        try:
+            while time.monotonic() < until:
+                call()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            return count
+        except Interrupt:
+            count += 1
+
+
+def memory(algorithm: str, *quotas: str) -> None:
+    for quota in quotas:
+        limiter = Limiter(quota, algorithm=algorithm)
+        count = pester(lambda limiter=limiter: limiter.try_acquire("k", permits=3), 0.3)  # type: ignore[misc]  # a default binds it
+        assert count > 5, "hardly any interrupts"
+        assert limiter.try_acquire("another")
+
+
+def redis(url: str) -> None:
+    with Limiter("1000/30d", store=url, name="large") as large, Limiter("1/30d", store=url, name="small") as small:
+        assert small.try_acquire("k")
+        small.store.close()
+        small.store = large.store
+        small._gate = large.store.open(small.rule, "raise")  # the same connections for both
+        small.try_acquire = small._gate.try_acquire  # type: ignore[method-assign]  # as the limiter itself does
+        for _ in range(5):
+            assert pester(lambda: large.peek("k", permits=0), 0.2) > 5
+            for _ in range(20):
+                assert not small.try_acquire("k")
+                assert large.peek("k", permits=0).limit == 1000
+
+
+if __name__ == "__main__":
+    kind, *arguments = sys.argv[1:]
+    memory(*arguments) if kind == "memory" else redis(*arguments)
+    print("survived")
