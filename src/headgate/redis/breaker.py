@@ -12,6 +12,9 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 
+from headgate.redis.address import Address
+from headgate.redis.topology import Unreached
+
 logger = logging.getLogger("headgate")
 
 FAILURES = 3
@@ -48,6 +51,28 @@ class Breaker:
             was_open, self.open, self.failures = self.open, False, 0
         if was_open:
             logger.warning("%s answers again", self.who)
+
+
+class Breakers:
+    """The breakers of a store: one, or one for each server where keys lie at different ones."""
+
+    def __init__(self, shown: str, sliced: bool) -> None:
+        self._shown = shown
+        self._sliced = sliced
+        self._all: dict[Address | None, Breaker] = {}
+
+    def of(self, address: Address | None) -> Breaker:
+        """The breaker before *address*; raises at once if it is open."""
+        key = address if self._sliced else None
+        breaker = self._all.get(key)
+        if breaker is None:
+            breaker = self._all.setdefault(key, Breaker(f"{key.host}:{key.port}" if key else self._shown))
+        if breaker.open:
+            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        return breaker
+
+    def all(self) -> list[Breaker]:
+        return list(self._all.values())
 
 
 def pauses() -> Iterator[float]:

@@ -27,7 +27,7 @@ from redis.exceptions import RedisError, ResponseError
 from headgate.plan import arun
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
-from headgate.redis.breaker import Breaker, pauses
+from headgate.redis.breaker import Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
@@ -255,15 +255,13 @@ class LoopLink:
         self._shown = shown
         self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
         self._nodes: dict[Address, Batches] = {}
-        self._breakers: dict[Address | None, Breaker] = {}
+        self._breakers = Breakers(self._shown, self._topology.sliced)
         self._probes: set[asyncio.Task[None]] = set()
 
     async def ask(self, script: Script, call: Call) -> Any:
         """The reply to *call*, within the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
-        breaker = self._breaker(self._topology.address(slot))
-        if breaker.open:
-            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        breaker = self._breakers.of(self._topology.address(slot))
         plan = ask(self._topology, script, call, monotonic() + self.timeout)
         try:
             if self._topology.address(slot):
@@ -283,7 +281,7 @@ class LoopLink:
         return await arun(examine(self._topology), self._answer)
 
     def breakers(self) -> list[Breaker]:
-        return list(self._breakers.values())
+        return self._breakers.all()
 
     def connections(self) -> list[Batches]:
         return list(self._nodes.values())
@@ -297,13 +295,6 @@ class LoopLink:
             task.cancel()
         for batches in list(self._nodes.values()):
             await batches.aclose()
-
-    def _breaker(self, address: Address | None) -> Breaker:
-        key = address if self._topology.sliced else None
-        breaker = self._breakers.get(key)
-        if breaker is None:
-            breaker = self._breakers[key] = Breaker(f"{key.host}:{key.port}" if key else self._shown)
-        return breaker
 
     def _answer(self, request: Request) -> Coroutine[Any, Any, Any]:
         if isinstance(request, float):

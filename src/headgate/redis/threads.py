@@ -17,7 +17,7 @@ from redis.retry import Retry
 from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Request, ask, probe
-from headgate.redis.breaker import Breaker, pauses
+from headgate.redis.breaker import Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, topology
@@ -159,15 +159,13 @@ class ThreadLink:
         source = self._source
         self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
         self._nodes: dict[Address, Connections] = {}
-        self._breakers: dict[Address | None, Breaker] = {}
+        self._breakers = Breakers(self._shown, self._topology.sliced)
         self.closed = False
 
     def ask(self, script: Script, call: Call) -> Any:
         """The reply to *call*, within the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
-        breaker = self._breaker(self._topology.address(slot))
-        if breaker.open:
-            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        breaker = self._breakers.of(self._topology.address(slot))
         try:
             reply = run(ask(self._topology, script, call, monotonic() + self.timeout), self._answer)
         except PoolExhausted:
@@ -184,7 +182,7 @@ class ThreadLink:
         return run(examine(self._topology), self._answer)
 
     def breakers(self) -> list[Breaker]:
-        return list(self._breakers.values())
+        return self._breakers.all()
 
     def connections(self) -> list[Connections]:
         return list(self._nodes.values())
@@ -193,14 +191,6 @@ class ThreadLink:
         self.closed = True
         for connections in list(self._nodes.values()):
             connections.close()
-
-    def _breaker(self, address: Address | None) -> Breaker:
-        key = address if self._topology.sliced else None
-        breaker = self._breakers.get(key)
-        if breaker is None:
-            who = f"{key.host}:{key.port}" if key else self._shown
-            breaker = self._breakers.setdefault(key, Breaker(who))
-        return breaker
 
     def _answer(self, request: Request) -> Any:
         if isinstance(request, float):
