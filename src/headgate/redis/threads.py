@@ -106,6 +106,9 @@ class Connections:
         options = target.connection_options(self._address)
         # to ask a Sentinel is a part of a call, and may take a part of its time only
         timeout = target.timeout / 4 if self._address.sentinel else target.timeout
+        if target.kind == "cluster":
+            timeout /= 2  # a call may wait for one server and then, elsewhere, for another
+            options["socket_connect_timeout"] = min(options["socket_connect_timeout"], timeout)
         return target.connection(**options, socket_timeout=timeout, retry=Retry(NoBackoff(), 0)), 0.0
 
 
