@@ -21,11 +21,13 @@ from redis.exceptions import (
     NoScriptError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,
     TryAgainError,
 )
 
 from headgate.redis.address import Address
+from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack
 
@@ -40,8 +42,8 @@ class Ask(NamedTuple):
     """A request: this call of that script to that server."""
 
     address: Address
-    script: Script
-    call: Call
+    script: Script | Lua
+    call: Any  # a `Call` of a Script, an `Eval` of a Lua
     whole: bool  # send the script itself: the server does not know it
     asking: bool  # the slot is on its way to this server
 
@@ -49,7 +51,7 @@ class Ask(NamedTuple):
 Request = Send | Ask | float  # a float: sleep that many seconds
 
 
-def ask(topology: Topology, script: Script, call: Call, until: float) -> Generator[Request, Any, Any]:
+def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: float) -> Generator[Request, Any, Any]:
     """The reply of *script* to *call*; raises what stood in the way once it is past *until* (monotonic)."""
     slot = script.slot(call.key) if topology.sliced else 0
     whole, detour = False, None
@@ -80,9 +82,12 @@ def ask(topology: Topology, script: Script, call: Call, until: float) -> Generat
             problem = error
             yield PAUSE
             yield from topology.discover(slot)
-        except (RedisError, OSError):
+        except (RedisError, OSError) as error:
             topology.lost(address)  # the next call finds out where to go; this one may have been answered
-            raise
+            if not script.repeatable or isinstance(error, ResponseError) or monotonic() + PAUSE > until:
+                raise
+            problem = ConnectionError(str(error))
+            yield PAUSE
         detour = None
         if monotonic() > until:
             raise problem

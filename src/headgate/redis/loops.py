@@ -29,6 +29,7 @@ from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
+from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
 
@@ -161,7 +162,7 @@ class Batches:
     def _tell(self, passenger: Passenger, reply: Any) -> None:
         if passenger.done.done():
             self._return_permits(passenger.request, reply)
-        elif isinstance(passenger.request, Ask) and reply[0] < 0:
+        elif isinstance(passenger.request, Ask) and passenger.request.script.joins and reply[0] < 0:
             passenger.done.set_exception(ResponseError(text(reply[1])))
         else:
             passenger.done.set_result(reply)
@@ -225,7 +226,7 @@ def _groups(batch: list[Passenger], apart: bool) -> list[Group]:
 
 def _kind(passenger: Passenger) -> object:
     request = passenger.request
-    if isinstance(request, Ask) and not request.asking:
+    if isinstance(request, Ask) and request.script.joins and not request.asking:
         return request.script, request.call.op, request.whole
     return passenger
 
@@ -258,7 +259,7 @@ class LoopLink:
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self._probes: set[asyncio.Task[None]] = set()
 
-    async def ask(self, script: Script, call: Call) -> Any:
+    async def ask(self, script: Script | Lua, call: Call | Eval) -> Any:
         """The reply to *call*, within the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))

@@ -115,6 +115,9 @@ class Call(NamedTuple):
 class Script:
     """One limiter's calls of the script, as bytes."""
 
+    repeatable = False  # a check would be spent twice
+    joins = True  # several calls of one op are one command, and its reply is five integers for each
+
     def __init__(self, rule: Rule, prefix: str, hash_keys: bool, clock: Clock | None) -> None:
         lua = ALGORITHMS[rule.kind].lua
         self.text = (lua if "function where" in lua else _HERE + lua) + _FRAME

@@ -19,6 +19,7 @@ from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Request, ask, probe
 from headgate.redis.breaker import Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
+from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, topology
 
@@ -165,7 +166,7 @@ class ThreadLink:
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self.closed = False
 
-    def ask(self, script: Script, call: Call) -> Any:
+    def ask(self, script: Script | Lua, call: Call | Eval) -> Any:
         """The reply to *call*, within the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))
