@@ -23,7 +23,8 @@ LAYERS = [
     ["stores.redis"],
     ["waiting", "guard"],
     ["limiter"],
-    ["testing", "cli"],
+    ["testing", "service"],
+    ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
