@@ -34,12 +34,34 @@ HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a so
 GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
 
 
+class Interrupt:
+    """What the main process waits for, in place of granian's `threading.Event`.
+
+    A signal handler that sets an Event while the same thread is about to wait for it is lost, or never gets the
+    Event's lock: two signals at once hung one start in ten. A flag that is looked at has no such moment.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self) -> None:
+        while not self._set:
+            time.sleep(0.1)
+
+
 class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class at import
     """granian, with SIGHUP for new rules instead of new workers, and a word to the workers before they stop."""
 
     def __init__(self, board: Path, **options: Any) -> None:
         self._board = Board(board)
         super().__init__(**options)
+        self.main_loop_interrupt = Interrupt()
 
     def signal_handler_interrupt(self, *arguments: Any, **options: Any) -> None:
         self._board.header[STOPPING] = 1  # streams end by themselves: they would hold the worker up
