@@ -5,6 +5,7 @@ import math
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,11 @@ NAMES = [name.upper() for name in ALGORITHMS]
 FIELDS = ["allowed", "key", "algorithm", "limit", "remaining", "resetAfterSeconds", "retryAfterSeconds", "message"]
 
 
-def exhaust(service: Service, key: str, **query: object) -> Answer:
-    """Take all there is, then one more: the refusal."""
-    taken = service.check(key, permits=100, **query)
-    assert taken.status == 200 and taken.json["remaining"] == 0, taken.body
-    return service.check(key, **query)
+def drain(service: Service, key: str, permits: int = 50, **query: Any) -> Answer:
+    """Take until there are no more: the refusal. However slow the machine, a bucket fills slower than this empties."""
+    while (answer := service.check(key, permits=permits, **query)).status == 200:
+        pass
+    return answer
 
 
 class TestCheck:
@@ -42,17 +43,18 @@ class TestCheck:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_every_algorithm_admits_its_capacity_and_no_more(self, service: Service, key: str, name: str) -> None:
-        refused = exhaust(service, key, algorithm=name)
+        taken = service.check(key, algorithm=name, permits=100)
+        assert taken.status == 200 and taken.json["remaining"] == 0
+        if name.lower() in BUCKETS:
+            assert taken.json["resetAfterSeconds"] == 10  # 100 at 10 a second
+        refused = service.check(key, algorithm=name, permits=90)
         assert refused.status == 429
         assert list(refused.json) == FIELDS
         assert refused.json["allowed"] is False and refused.json["algorithm"] == name
-        assert refused.json["limit"] == 100 and refused.json["remaining"] == 0
+        assert refused.json["limit"] == 100 and refused.json["remaining"] < 90
         assert refused.json["message"] == "Rate limit exceeded"
-        if name.lower() in BUCKETS:
-            assert refused.json["resetAfterSeconds"] == 10  # 100 at 10 a second
-            assert refused.json["retryAfterSeconds"] == 1
-        else:
-            assert 1 <= refused.json["retryAfterSeconds"] <= 60
+        longest = 9 if name.lower() in BUCKETS else 120 if name == "SLIDING_WINDOW_COUNTER" else 60
+        assert 1 <= refused.json["retryAfterSeconds"] <= longest
 
     @pytest.mark.parametrize("name", NAMES)
     def test_any_case_of_the_algorithm(self, service: Service, key: str, name: str) -> None:
@@ -75,18 +77,18 @@ class TestCheck:
         assert answer.headers["retry-after"] is None
 
     def test_headers_when_denied(self, service: Service, key: str) -> None:
-        refused = exhaust(service, key)
+        refused = drain(service, key)
         assert refused.status == 429
-        assert refused.headers["retry-after"] == "1" == str(refused.json["retryAfterSeconds"])
+        assert 1 <= int(refused.headers["retry-after"]) == refused.json["retryAfterSeconds"] <= 5
         assert refused.headers["x-ratelimit-limit"] == "100"
-        assert refused.headers["x-ratelimit-remaining"] == "0"
+        assert int(refused.headers["x-ratelimit-remaining"]) == refused.json["remaining"] < 50
         assert int(refused.headers["x-ratelimit-reset"]) >= time.time()
         assert refused.headers["cache-control"] == "no-store"
 
     def test_waiting_as_long_as_retry_after_says_is_enough(self, service: Service, key: str) -> None:
-        refused = exhaust(service, key)
+        refused = drain(service, key, permits=15)
         time.sleep(int(refused.headers["retry-after"]))
-        assert service.check(key).status == 200
+        assert service.check(key, permits=15).status == 200
 
     def test_post_is_the_same(self, service: Service, key: str) -> None:
         assert service.ask("POST", f"{API}/check", {"key": key, "permits": 10}).json["remaining"] == 90
@@ -99,7 +101,7 @@ class TestCheck:
         assert answer.status == 200 and answer.body == b""
         assert answer.headers["x-ratelimit-remaining"] == "99"  # as GET would say
         assert service.remaining(key, permits=0).json["remaining"] == 100
-        assert exhaust(service, key).status == 429
+        service.check(key, permits=100)
         assert service.ask("HEAD", f"{API}/check", {"key": key, "permits": 100}).status == 429
 
     def test_keys_do_not_share(self, service: Service, key: str) -> None:
@@ -116,14 +118,13 @@ class TestRemaining:
     @pytest.mark.parametrize("name", NAMES)
     def test_it_spends_nothing(self, service: Service, key: str, name: str) -> None:
         service.check(key, algorithm=name, permits=60)
-        for _ in range(3):
-            answer = service.remaining(key, algorithm=name, permits=0)
-            assert answer.status == 200
-            assert list(answer.json) == FIELDS
-        assert 40 <= answer.json["remaining"] < 60
+        answers = [service.remaining(key, algorithm=name) for _ in range(3)]
+        assert all(answer.status == 200 and list(answer.json) == FIELDS for answer in answers)
+        left = [answer.json["remaining"] for answer in answers]
+        assert left == sorted(left) and left[0] >= 39  # it would have left 39; later there may be more, never less
 
     def test_200_also_when_nothing_is_left(self, service: Service, key: str) -> None:
-        exhaust(service, key, algorithm="FIXED_WINDOW")
+        service.check(key, algorithm="FIXED_WINDOW", permits=100)
         answer = service.remaining(key, algorithm="FIXED_WINDOW")
         assert answer.status == 200
         assert answer.json["allowed"] is False and answer.json["retryAfterSeconds"] >= 1
@@ -137,7 +138,7 @@ class TestRemaining:
 class TestReset:
     @pytest.mark.parametrize("name", NAMES)
     def test_as_if_never_seen(self, service: Service, key: str, name: str) -> None:
-        assert exhaust(service, key, algorithm=name).status == 429
+        assert drain(service, key, algorithm=name).status == 429
         answer = service.reset(key, algorithm=name)
         assert answer.status == 200 and answer.json["remaining"] == 100 and answer.json["key"] == key
         assert service.check(key, algorithm=name).json["remaining"] == 99
@@ -289,10 +290,9 @@ def test_a_request_id_comes_back(service: Service, key: str) -> None:
 
 
 def test_wait_holds_the_answer_until_there_are_permits(service: Service, key: str) -> None:
-    exhaust(service, key)
-    began = time.monotonic()
-    answer = service.check(key, permits=5, wait=20)
-    assert answer.status == 200 and time.monotonic() - began >= 0.3
+    assert drain(service, key, permits=15).status == 429
+    answer = service.check(key, permits=15, wait=20)
+    assert answer.status == 200 and answer.json["allowed"] is True
     answer = service.check(key, permits=90, wait=0.2)
     assert answer.status == 429 and answer.json["retryAfterSeconds"] >= 1
 

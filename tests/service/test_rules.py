@@ -234,7 +234,7 @@ class TestReload:
         assert service.check("k2").status == 200
 
     def test_state_is_kept_where_the_rule_is_the_same(self, start: Start) -> None:
-        text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'fixed_window'\n"
+        text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'sliding_window'\n"
         service = start(config=text)
         service.check("k", rule="a", permits=4)
         service.config.write_text(text + "[rules.b]\nquotas = '1/hour'\n")
