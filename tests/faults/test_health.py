@@ -77,7 +77,7 @@ REASONS = {
     "frozen": "down",
     "replies lost": "down",
     "requests lost": "down",
-    "late": "down",
+    "late": "slow",
     "out of memory": "out of memory",
     "read-only": "read-only",
     "busy script": "",
