@@ -52,10 +52,14 @@ serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
 pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
 	--junit-xml build/results/$(1).xml $(PYTEST_FLAGS) $(TESTS)
 
+# What lies above the modules that are compiled, and takes long: once is enough, on the build that most users get.
+ONCE := $(foreach folder,faults service coordination,--ignore=tests/$(folder))
+
 test: lint types $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
 	@rm -rf build/results
 	@status=0; \
-	echo "== tests, plain Python"; $(call pytest,pure,0,) || status=1; \
+	echo "== tests, plain Python"; \
+	$(call pytest,pure,0,) $$([ ! -e $(COMPILED) ] || echo $(ONCE)) || status=1; \
 	if [ -e $(COMPILED) ]; then \
 		echo "== tests, compiled"; $(call pytest,compiled,1,$(CURDIR)/build/compiled) || status=1; \
 	fi; \

@@ -5,6 +5,8 @@ import re
 from types import TracebackType
 from typing import Self
 
+from tests.servers import LOGIN
+
 CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # and how many keys it has
 REPLY = re.compile(rb"\*\d+\r\n")  # of the script
 
@@ -45,7 +47,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+        return f"redis://{LOGIN}127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     @property
     def trips(self) -> int:

@@ -11,6 +11,7 @@ way, so on Linux the server's process first asks the kernel to be killed as soon
 import atexit
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -69,6 +70,19 @@ def free_port() -> int:
         return port
 
 
+def _rights() -> str:
+    """The users of docs/redis.md, as one that may do what all of them may: the whole suite runs with no more."""
+    page = (Path(__file__).parent.parent / "docs" / "redis.md").read_text()
+    users = re.findall(r"^user headgate on >secret (.+)$", page, re.MULTILINE)
+    assert users, "docs/redis.md must say which rights suffice"
+    return f"{USER} on >{PASSWORD} resetchannels " + " ".join(users) + " ~app:* ~mine:*"  # prefixes of some tests
+
+
+USER, PASSWORD = "headgate", "s3cret-of-tests"
+RIGHTS = _rights()
+LOGIN = f"{USER}:{PASSWORD}@"
+
+
 class Server:
     """One server process of our own. Usable as soon as the constructor returns."""
 
@@ -90,6 +104,7 @@ class Server:
         options |= {"--dir": tempfile.gettempdir(), "--dbfilename": f"headgate-no-such-file-{self.port}.rdb"}
         options |= {"--daemonize": "no", "--loglevel": "warning"}
         command = [str(BINARIES[self.kind]), *(word for pair in options.items() for word in pair)]
+        command += ["--user", *RIGHTS.split()]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
         return subprocess.Popen(
@@ -112,7 +127,8 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        """For headgate, as a user with just the rights that docs/redis.md names."""
+        return f"redis://{LOGIN}127.0.0.1:{self.port}/0"
 
     @property
     def patient_url(self) -> str:

@@ -4,30 +4,35 @@ import asyncio
 
 import pytest
 import redis
+from redis.crc import key_slot
 
 from headgate.redis.lua import Lua, slot_of
 from headgate.stores.redis import RedisStore
 from tests.servers import Server
 
-ADD = Lua("redis.call('INCRBY', KEYS[1], ARGV[1]) redis.call('INCRBY', KEYS[2], ARGV[2]) return {ARGV[1], ARGV[2]}")
+ADD = Lua(
+    "for i, key in ipairs(KEYS) do redis.call('SET', key, (redis.call('GET', key) or 0) + ARGV[i]) end "
+    "return {ARGV[1], ARGV[2]}"
+)
+KEYS = ["rate_limiter:{a}:1", "rate_limiter:{a}:2"]
 
 
 @pytest.mark.parametrize("key", ["lock:{a}", "plain", "{}empty", "pool:{name}:ready", "{open", "a{b}c{d}", "키:{토큰}"])
 def test_slot_is_the_servers(key: str, redis_server: Server) -> None:
-    assert slot_of(key) == redis.cluster.key_slot(key.encode())
+    assert slot_of(key) == key_slot(key.encode())
 
 
 def test_threads(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    assert store.threads().ask(ADD, ADD.with_keys(["{a}1", "{a}2"], 3, "4")) == [b"3", b"4"]
-    assert store.threads().ask(ADD, ADD.with_keys(["{a}1", "{a}2"], 3, "4")) == [b"3", b"4"]
-    assert redis_server.client().mget("{a}1", "{a}2") == ["6", "8"]
+    assert store.threads().ask(ADD, ADD.with_keys(KEYS, 3, "4")) == [b"3", b"4"]
+    assert store.threads().ask(ADD, ADD.with_keys(KEYS, 3, "4")) == [b"3", b"4"]
+    assert redis_server.client().mget(KEYS) == ["6", "8"]
     store.close()
 
 
 async def test_loop(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    replies = await asyncio.gather(*(store.loop().ask(ADD, ADD.with_keys(["{a}1", "{a}2"], i, 1)) for i in range(5)))
+    replies = await asyncio.gather(*(store.loop().ask(ADD, ADD.with_keys(KEYS, i, 1)) for i in range(5)))
     assert [int(reply[0]) for reply in replies] == [0, 1, 2, 3, 4]
     await store.aclose()
 
@@ -36,5 +41,5 @@ def test_an_error_of_the_script_is_raised(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     fails = Lua("return redis.error_reply('NO not today')")
     with pytest.raises(redis.ResponseError, match="not today"):
-        store.threads().ask(fails, fails.with_keys(["a"]))
+        store.threads().ask(fails, fails.with_keys(KEYS))
     store.close()

@@ -10,11 +10,12 @@ A limiter is safe to share between threads; an async one between tasks, and betw
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import math
 import threading
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -57,9 +58,7 @@ class Limiter:
         self._gate: Gate = self.store.open(self.rule, on_store_error)
         self._clock = self._gate.clock
         self._line = Line()
-        if type(self).try_acquire is Limiter.try_acquire:
-            # a call less on the way to a decision that takes a fraction of a microsecond
-            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
+        self._shorten()
 
     def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
@@ -107,6 +106,13 @@ class Limiter:
         enter = functools.partial(self.pace, permits=permits, timeout=timeout)
         return Guard(key, enter, lambda: self._for_async().paced(key, permits=permits, timeout=timeout))
 
+    def within(self, seconds: float) -> Self:
+        """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
+
+        For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
+        """
+        return _with_gate(self, self._gate.within(_check_seconds(seconds)))
+
     def store_health(self) -> StoreHealth:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
         return self._gate.store_health()
@@ -121,6 +127,11 @@ class Limiter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _shorten(self) -> None:
+        """Save a call on the way to a decision that takes a fraction of a microsecond."""
+        if type(self).try_acquire is Limiter.try_acquire:
+            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
 
     def _for_async(self) -> AsyncLimiter:
         """What guards an async function: the same rule on the same store, in the same line, without blocking."""
@@ -165,8 +176,7 @@ class AsyncLimiter:
         self._gate: AsyncGate = self.store.open_async(self.rule, on_store_error)
         self._clock = self._gate.clock
         self._line = Line()
-        if type(self).try_acquire is AsyncLimiter.try_acquire:
-            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
+        self._shorten()
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""
@@ -213,6 +223,13 @@ class AsyncLimiter:
         """The same through `pace`: calls run later and evenly spaced instead of being refused."""
         return AsyncGuard(key, functools.partial(self.pace, permits=permits, timeout=timeout))
 
+    def within(self, seconds: float) -> Self:
+        """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
+
+        For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
+        """
+        return _with_gate(self, self._gate.within(_check_seconds(seconds)))
+
     def store_health(self) -> StoreHealth:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
         return self._gate.store_health()
@@ -230,6 +247,10 @@ class AsyncLimiter:
     ) -> None:
         await self.aclose()
 
+    def _shorten(self) -> None:
+        if type(self).try_acquire is AsyncLimiter.try_acquire:
+            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
+
     async def _wait(self, plan: Wait, key: str, permits: int, wake: asyncio.Event) -> Decision:
         async def answer(request: Ask | float | None) -> Decision | None:
             if request is Ask.TAKE:
@@ -241,6 +262,23 @@ class AsyncLimiter:
             return None
 
         return await arun(plan, answer)
+
+
+L = TypeVar("L", bound=Limiter | AsyncLimiter)
+
+
+def _with_gate(limiter: L, gate: Any) -> L:
+    """The same limiter, waiting line and all, through another gate; the store stays the first one's to close."""
+    other = copy.copy(limiter)
+    other._gate, other._owned = gate, False
+    other._shorten()
+    return other
+
+
+def _check_seconds(seconds: float) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"within() takes a number of seconds above 0, got {seconds!r}")
+    return seconds
 
 
 def _take(limiter: Limiter, key: str, permits: int) -> Decision:

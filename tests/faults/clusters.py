@@ -22,7 +22,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import BINARIES, DIE_WITH_PARENT, Server
+from tests.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
 SERVICE = "headgate"
@@ -83,12 +83,12 @@ class Node(Server):
     def _arguments(self) -> list[str]:
         options = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.directory), "save": ""}
         options |= {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "loglevel": "warning"}
-        options |= self.options
+        options |= {"user": RIGHTS} | self.options
         return [word for name, value in options.items() for word in (f"--{name}", *(value.split() or [""]))]
 
     def ask(self, *command: str | int) -> Any:
         """One command on a connection of its own; waits five seconds at most."""
-        with closing(redis.Redis.from_url(self.url, decode_responses=True, socket_timeout=5, retry=ONCE)) as client:
+        with closing(redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, retry=ONCE)) as client:
             return client.execute_command(*command)
 
     def replication(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Sentinels:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://{self.addresses}/{SERVICE}/0"
+        return f"redis+sentinel://{LOGIN}{self.addresses}/{SERVICE}/0"
 
     def fail_over(self) -> None:
         """Order a failover of healthy servers, as for maintenance."""
@@ -267,7 +267,7 @@ class Cluster:
     def url(self) -> str:
         """Names two nodes of six: the others are found through them."""
         live = [member for member in self.members if member not in self.dead]
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{member.port}" for member in live[:2])
+        return f"redis+cluster://{LOGIN}" + ",".join(f"127.0.0.1:{member.port}" for member in live[:2])
 
     def wait_until_whole(self) -> None:
         wait_until(self._is_whole, "the Cluster is whole")

@@ -11,7 +11,7 @@ from headgate import AsyncLimiter, Decision, Limiter
 
 CALLERS = {"threads": 32, "tasks": 200}
 PAUSE = {"threads": 0.01, "tasks": 0.05}  # seconds between two calls of a caller: 3,000 to 4,000 calls a second
-SLACK = 0.15  # seconds that a busy machine may add to any bound, besides what it was seen to add
+SLACK = 0.25  # seconds that a busy machine may add to any bound, besides what it was seen to add
 
 
 class Answer(NamedTuple):

@@ -48,7 +48,7 @@ def requests_lost(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
 @contextmanager
 def late(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
     """Replies that come when nobody waits for them any more."""
-    proxy.delay = 0.7
+    proxy.delay = 1.0
     yield
     proxy.delay = 0.0
 
@@ -75,7 +75,7 @@ def busy(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
     node.ask("CONFIG", "SET", "lua-time-limit", 10)
 
     def loop() -> None:
-        with redis.Redis.from_url(node.url, socket_timeout=30, retry=ONCE) as client:
+        with redis.Redis(port=node.port, socket_timeout=30, retry=ONCE) as client:
             try:
                 client.eval("while true do end", 0)
             except redis.RedisError:  # it is killed in the end

@@ -16,7 +16,7 @@ from tests.places import ALGORITHMS
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-cluster"), pytest.mark.bounded(25)]
 
-BUDGET = 0.3
+BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
 PATIENT = "?timeout=5&connect_timeout=5"
 LIMIT = 2000

@@ -9,6 +9,7 @@ from redis.crc import key_slot
 
 from tests.faults.clusters import ONCE, SERVICE, Cluster, Node, Sentinels
 from tests.faults.proxy import FaultyProxy
+from tests.servers import LOGIN
 
 pytestmark = [pytest.mark.xdist_group("faults-cluster"), pytest.mark.bounded(25)]
 
@@ -40,7 +41,10 @@ def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:
 
 
 def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
-    with FaultyProxy(node.port) as proxy, redis.Redis.from_url(proxy.url, socket_timeout=0.2, retry=ONCE) as client:
+    with (
+        FaultyProxy(node.port) as proxy,
+        redis.Redis.from_url(proxy.url.replace(LOGIN, ""), socket_timeout=0.2, retry=ONCE) as client,
+    ):
         assert client.ping()
         proxy.delay = 0.1
         begun = time.monotonic()

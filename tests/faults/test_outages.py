@@ -13,14 +13,14 @@ from tests.faults.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
 
-BUDGET = 0.2  # seconds that a call may take
+BUDGET = 0.4  # seconds that a call may take; to wait twice as long is seen, whatever else the machine does
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
 RETURN = 2.0  # seconds after the server's return until it must be in use again
 LIMIT = 50
 POLICIES = ["allow", "deny", "local", "raise"]
 
-CASES = [("killed", policy) for policy in POLICIES]
-CASES += [(name, "allow") for name in OUTAGES if name != "killed"]
+CASES = [(outage, policy) for outage in ("killed", "frozen", "replies lost") for policy in POLICIES]
+CASES += [(name, "allow") for name in OUTAGES if (name, "allow") not in CASES]
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
@@ -33,7 +33,7 @@ def test_an_outage_under_load(outage: str, policy: str, how: str, node: Node) ->
             load.wait_for(lambda answer: answer.by_store)
             with OUTAGES[outage](node, proxy):
                 begin = time.monotonic()
-                time.sleep(0.7)
+                time.sleep(1.0)
                 end = time.monotonic()
             back = time.monotonic()
             again = load.wait_for(lambda answer: answer.by_store, since=back)

@@ -13,7 +13,7 @@ from tests.faults.load import Load
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel"), pytest.mark.bounded(25)]
 
-BUDGET = 0.3
+BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
 LIMIT = 2500
 REPLICATION = 0.5  # seconds of acknowledged calls that a replica may not have heard of

@@ -11,6 +11,7 @@ Sentinel and Cluster is ssl=true.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from dataclasses import dataclass, field
@@ -25,8 +26,15 @@ FORM = (
 )
 
 # A check that takes longer than this is worth less than the answer that on_store_error gives.
-TIMEOUT = 0.25
+TIMEOUT = 0.08  # seconds
 MAX_CONNECTIONS = 64
+
+# redis-py would say hello and tell its name and version first, in three round trips: a check has no time for that
+_SILENT = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}
+)
 
 _KINDS = {
     "redis": "single",
@@ -63,10 +71,10 @@ class Target:
     def connection_options(self, address: Address) -> dict[str, Any]:
         """The arguments of a redis-py connection to *address*, sync or async."""
         options = dict(self.sentinel_options if address.sentinel else self.options)
+        options = {"protocol": 2} | _SILENT | options
         if address.port == 0:
             return options | {"path": address.host}
-        connect_timeout = self.connect_timeout / 4 if address.sentinel else self.connect_timeout
-        ours = {"host": address.host, "port": address.port, "socket_connect_timeout": connect_timeout}
+        ours = {"host": address.host, "port": address.port, "socket_connect_timeout": self.connect_timeout}
         return {"socket_keepalive": True} | options | ours
 
 

@@ -46,6 +46,7 @@ class Ask(NamedTuple):
     call: Any  # a `Call` of a Script, an `Eval` of a Lua
     whole: bool  # send the script itself: the server does not know it
     asking: bool  # the slot is on its way to this server
+    again: bool  # some of the time is gone
 
 
 Request = Send | Ask | float  # a float: sleep that many seconds
@@ -54,19 +55,19 @@ Request = Send | Ask | float  # a float: sleep that many seconds
 def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: float) -> Generator[Request, Any, Any]:
     """The reply of *script* to *call*; raises what stood in the way once it is past *until* (monotonic)."""
     slot = script.slot(call.key) if topology.sliced else 0
-    whole, detour = False, None
+    whole, detour, again = False, None, False
     problem: RedisError
     while True:
         address = detour or topology.address(slot) or (yield from topology.discover(slot))
         try:
-            return (yield Ask(address, script, call, whole, detour is not None))
+            return (yield Ask(address, script, call, whole, detour is not None, again))
         except NoScriptError as error:  # a new server, or its cache was flushed
             if whole:
                 raise
-            whole, problem = True, error
+            whole, again, problem = True, True, error
             continue
         except AskError as error:
-            detour, problem = Address(error.host, error.port), error
+            detour, again, problem = Address(error.host, error.port), True, error
             if monotonic() > until:
                 raise
             continue
@@ -88,7 +89,7 @@ def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: floa
                 raise
             problem = ConnectionError(str(error))
             yield PAUSE
-        detour = None
+        detour, again = None, True
         if monotonic() > until:
             raise problem
 

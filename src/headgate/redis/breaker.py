@@ -11,6 +11,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 from headgate.redis.address import Address
 from headgate.redis.topology import Unreached
@@ -20,6 +21,7 @@ logger = logging.getLogger("headgate")
 FAILURES = 3
 FIRST_PROBE = 0.05  # seconds; then doubled up to the next
 SLOWEST_PROBE = 0.5
+PROBE_TIMEOUT = 1.0  # more than a check has: nobody waits for it, and a far server may need it to connect
 
 
 class Breaker:
@@ -31,14 +33,20 @@ class Breaker:
         self.failures = 0  # in a row
         self.opened = 0  # times, ever
         self.last_error = ""
+        self._since = 0.0
         self._lock = threading.Lock()
 
-    def failed(self, error: Exception, probe: Callable[[], object]) -> None:
-        """A call got no answer. *probe* starts what will call `answered`; it is called when this opens."""
+    def failed(self, error: Exception, probe: Callable[[], object], lasting: float = 0.0) -> None:
+        """A call got no answer. *probe* starts what will call `answered`; it is called when this opens.
+
+        *lasting*: the silence must be that old, for the haste of one caller must not take the store from the others.
+        """
         with self._lock:
+            now = monotonic()
+            self._since = self._since if self.failures else now
             self.failures += 1
             self.last_error = f"{type(error).__name__}: {error}"
-            if self.open or self.failures < FAILURES:
+            if self.open or self.failures < FAILURES or now - self._since < lasting:
                 return
             self.open = True
             self.opened += 1

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
+import redis.exceptions
 from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
 
 from headgate.redis.address import Address
 from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack, text
 
+WITHIN = 1.0  # seconds for the whole look
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
 
@@ -33,27 +35,31 @@ class Health:
     connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
 
 
-def examine(topology: Topology) -> Generator[Send, Any, Health]:
-    """The plan: ping, INFO, and the clock, of the first server that answers."""
+def examine(topology: Topology, patience: float) -> Generator[Send, Any, Health]:
+    """The plan: ping, INFO, and the clock, of the first server that answers. A check has *patience* seconds."""
     problem: Exception | None = None
     candidates: list[Address | None] = [*topology.servers()]
     for known in candidates or [None]:
         try:
             address = known or (yield from topology.discover(0))
-            return (yield from _examine(address, topology.sliced))
+            return (yield from _examine(address, topology.sliced, patience))
         except (RedisError, OSError) as error:
             problem = error
     return Health(False, _reason(problem), (f"{type(problem).__name__}: {problem}",))
 
 
-def _examine(address: Address, sliced: bool) -> Generator[Send, Any, Health]:
+def _examine(address: Address, sliced: bool, patience: float) -> Generator[Send, Any, Health]:
+    yield Send(address, pack("PING"))  # connects
     begun = monotonic()
-    yield Send(address, pack("PING"))
-    latency = monotonic() - begun
-    info = _fields(text((yield Send(address, pack("INFO")))))
-    seconds, micros = yield Send(address, pack("TIME"))
-    skew = int(seconds) + int(micros) / 1_000_000 - time()
-    down = sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO"))))
+    try:
+        yield Send(address, pack("PING"))
+        latency = monotonic() - begun
+        info = _fields(text((yield Send(address, pack("INFO")))))
+        seconds, micros = yield Send(address, pack("TIME"))
+        skew = int(seconds) + int(micros) / 1_000_000 - time()
+        down = sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO"))))
+    except (TimeoutError, redis.exceptions.TimeoutError):
+        return Health(False, "slow", (f"it answers, but not all questions within {WITHIN:.0f} s",), monotonic() - begun)
     role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
     problems = []
     reason = "ok"
@@ -65,7 +71,9 @@ def _examine(address: Address, sliced: bool) -> Generator[Send, Any, Health]:
         reason = "read-only"
     elif _out_of_memory(info):
         reason = "out of memory"
-    elif latency > SLOW:
+    elif latency > patience:
+        reason = "slow"
+    if latency > SLOW:
         problems.append(f"slow: a PING took {1000 * latency:.0f} ms")
     if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction" and info.get("maxmemory") != "0":
         problems.append(f"maxmemory-policy is {policy}: it may forget limits that are in use; set noeviction")

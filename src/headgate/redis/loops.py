@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from itertools import groupby
 from time import monotonic
 from typing import Any, cast
@@ -22,18 +23,19 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from headgate.plan import arun
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
-from headgate.redis.breaker import Breaker, Breakers, pauses
+from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
 
 MAX_BATCH = 64  # quotas looked at
+LAST_TURNS = 3  # of the event loop, to read a reply that came while this process was held up
 MAX_CARRIERS = 4  # batches under way to one server, when there is more to carry than one takes
 
 _CONNECTIONS: dict[type, type] = {
@@ -44,13 +46,14 @@ _CONNECTIONS: dict[type, type] = {
 
 
 class Passenger:
-    """A request in the queue, and who waits for its reply."""
+    """A request in the queue, and who waits for its reply, and how long a trip may take for it."""
 
-    __slots__ = ("done", "request")
+    __slots__ = ("done", "patience", "request")
 
-    def __init__(self, request: Send | Ask, done: asyncio.Future[Any]) -> None:
+    def __init__(self, request: Send | Ask, done: asyncio.Future[Any], patience: float) -> None:
         self.request = request
         self.done = done
+        self.patience = patience
 
 
 Group = list[Passenger]  # that one command can carry: of one limiter and one kind of call
@@ -72,9 +75,9 @@ class Batches:
         self._idle: list[Any] = []
         self._made = 0
 
-    async def send(self, request: Send | Ask) -> Any:
-        """The reply to one request."""
-        passenger = Passenger(request, self.loop.create_future())
+    async def send(self, request: Send | Ask, patience: float) -> Any:
+        """The reply to one request; *patience* is for the trip, and begins when it does."""
+        passenger = Passenger(request, self.loop.create_future(), patience)
         self._queue(passenger)
         try:
             return await passenger.done
@@ -110,21 +113,22 @@ class Batches:
         try:
             while self._waiting:
                 batch: list[Passenger] = []
-                weight = 0
+                weight, patience = 0, 0.0
                 while self._waiting and weight < MAX_BATCH:
                     passenger = self._waiting.popleft()
                     if not passenger.done.cancelled():
                         batch.append(passenger)
+                        patience = max(patience, passenger.patience)
                         weight += passenger.request.script.weight if isinstance(passenger.request, Ask) else 1
                 if batch:
-                    await self._trip(batch)
+                    await self._trip(batch, patience)
         finally:
             # here and not in a callback, which comes later: a call queued in between would wait for nobody
             self._carriers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _trip(self, batch: list[Passenger]) -> None:
+    async def _trip(self, batch: list[Passenger], patience: float) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with _Silence(self.loop, patience):
                 connection = await self._borrow()
                 try:
                     await self._exchange(connection, _groups(batch, self._apart))
@@ -134,7 +138,7 @@ class Batches:
                 finally:
                     await self._give_back(connection)
         except (RedisError, OSError) as error:
-            _fail(batch, error if str(error) else TimeoutError(f"no answer within {self._timeout} s"))
+            _fail(batch, error if str(error) else TimeoutError(f"no answer within {patience} s"))
             if not isinstance(error, ResponseError):  # those behind have waited as long, and for the same
                 _fail(self._waiting, Unreached(f"gave up behind others: {error or 'no answer'}"))
                 self._waiting.clear()
@@ -182,9 +186,15 @@ class Batches:
         try:
             if connection.is_connected and await connection.can_read():  # nothing was asked: the server closed it
                 await connection.disconnect(nowait=True)
-            await connection.connect()
+            if not connection.is_connected:
+                await connection.connect()
+                if self._source.kind == "sentinel" and not self._address.sentinel:
+                    await _check_role(connection)
         except BaseException as error:
             self._idle.append(connection)
+            if isinstance(error, ReadOnlyError):
+                await connection.disconnect(nowait=True)
+                raise
             if isinstance(error, RedisError | OSError | ValueError):
                 raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
             raise
@@ -201,7 +211,8 @@ class Batches:
         if isinstance(request, Ask) and request.call.op == "take" and reply[0] == 1:
             done = self.loop.create_future()
             done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
-            self._queue(Passenger(request._replace(call=request.call._replace(op="refund"), whole=True), done))
+            refund = request._replace(call=request.call._replace(op="refund"), whole=True)
+            self._queue(Passenger(refund, done, self._timeout))
 
 
 async def _read_both(connection: Any) -> Any:
@@ -215,6 +226,13 @@ async def _read_both(connection: Any) -> Any:
     if refused:
         raise refused
     return reply
+
+
+async def _check_role(connection: Any) -> None:
+    """A primary that was demoted cuts its clients off: the address is right no longer, and it would not say so."""
+    await connection.send_packed_command([pack("ROLE")], check_health=False)
+    if text((await connection.read_response())[0]) != "master":
+        raise ReadOnlyError("READONLY it is not the primary any more")
 
 
 def _groups(batch: list[Passenger], apart: bool) -> list[Group]:
@@ -246,6 +264,32 @@ def _fail(batch: Iterable[Passenger], error: Exception) -> None:
             passenger.done.set_exception(error)
 
 
+class _Silence:
+    """A time-out for the server, not for this process: one that was held up reads what has come before it gives up."""
+
+    __slots__ = ("_handle", "_loop", "_patience", "_timeout")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience: float) -> None:
+        self._loop = loop
+        self._patience = patience
+        self._timeout = asyncio.timeout(None)
+        self._handle: asyncio.Handle
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._handle = self._loop.call_later(self._patience, self._last_turns, LAST_TURNS)
+
+    async def __aexit__(self, *raised: Any) -> None:
+        self._handle.cancel()
+        await self._timeout.__aexit__(*raised)
+
+    def _last_turns(self, left: int) -> None:
+        if left:
+            self._handle = self._loop.call_soon(self._last_turns, left - 1)
+        else:
+            self._timeout.reschedule(self._loop.time())
+
+
 class LoopLink:
     """A Redis, single, behind Sentinels or a Cluster, for one event loop."""
 
@@ -259,27 +303,25 @@ class LoopLink:
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self._probes: set[asyncio.Task[None]] = set()
 
-    async def ask(self, script: Script | Lua, call: Call | Eval) -> Any:
-        """The reply to *call*, within the time-out; raises at once while the breaker is open."""
+    async def ask(self, script: Script | Lua, call: Call | Eval, within: float | None = None) -> Any:
+        """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))
-        plan = ask(self._topology, script, call, monotonic() + self.timeout)
+        patience = self.timeout if within is None else within
+        until = monotonic() + patience
         try:
-            if self._topology.address(slot):
-                reply = await arun(plan, self._answer)  # one trip as a rule, and that has a time-out
-            else:
-                async with asyncio.timeout(self.timeout):
-                    reply = await arun(plan, self._answer)
+            reply = await arun(ask(self._topology, script, call, until), partial(self._answer, until, patience))
         except SILENCE as error:
-            breaker.failed(error, lambda: self._probe_later(breaker, slot))
+            breaker.failed(error, lambda: self._probe_later(breaker, slot), 0.0 if within is None else self.timeout)
             raise
         if breaker.failures:
             breaker.answered()
         return reply
 
-    async def examine(self) -> Health:
-        """Look at the server; not through the breaker."""
-        return await arun(examine(self._topology), self._answer)
+    async def examine(self, within: float) -> Health:
+        """Look at the server, *within* seconds; not through the breaker."""
+        answer = partial(self._answer, monotonic() + within, within)
+        return await arun(examine(self._topology, self.timeout), answer)
 
     def breakers(self) -> list[Breaker]:
         return self._breakers.all()
@@ -297,17 +339,20 @@ class LoopLink:
         for batches in list(self._nodes.values()):
             await batches.aclose()
 
-    def _answer(self, request: Request) -> Coroutine[Any, Any, Any]:
+    def _answer(self, until: float, patience: float, request: Request) -> Coroutine[Any, Any, Any]:
         if isinstance(request, float):
             return asyncio.sleep(request)
         batches = self._nodes.get(request.address)
         if batches is None:
             batches = self._nodes[request.address] = Batches(self._source, request.address, self.timeout)
-        return batches.send(request) if isinstance(request, Ask) else self._soon(batches.send(request))
+        reply = batches.send(request, patience)
+        if isinstance(request, Ask) and not request.again and patience >= self.timeout:
+            return reply  # the trip has a time-out; to wait until others of this process are served is no silence
+        left = max(until - monotonic(), 0.0)
+        return self._soon(reply, left if isinstance(request, Ask) else left * request.share)
 
-    async def _soon(self, reply: Coroutine[Any, Any, Any]) -> Any:
-        """A look at the map is a part of a call, and may take a part of its time only."""
-        async with asyncio.timeout(self.timeout / 4):
+    async def _soon(self, reply: Coroutine[Any, Any, Any], left: float) -> Any:
+        async with _Silence(self.loop, left):
             return await reply
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
@@ -321,7 +366,8 @@ class LoopLink:
             if not breaker.open:
                 return
             try:
-                await arun(probe(self._topology, slot), self._answer)
+                patience = max(self.timeout, PROBE_TIMEOUT)
+                await arun(probe(self._topology, slot), partial(self._answer, monotonic() + patience, patience))
             except (RedisError, OSError):
                 continue
             breaker.answered()

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Request, ask, probe
-from headgate.redis.breaker import Breaker, Breakers, pauses
+from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
 from headgate.redis.health import Health, examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Single, Unreached, pack, topology
+from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
 
 # A connection that idled longer than this is looked at before it is used: the server may have closed it.
 IDLE = 0.05  # seconds
+LONG_AGO = -math.inf
+MOMENT = 0.001  # a time-out of 0 would mean: do not wait at all, and one below: a mistake
 
 
 class PoolExhausted(Unreached):
@@ -47,29 +51,36 @@ class Connections:
         self.waiting = 0
 
     def borrow(self, until: float) -> Any:
-        """A connection, connected; waits for one up to *until*. Raises `Unreached` if that cannot be."""
+        """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is."""
         if not isinstance(self._target, Target):
             return self._target.get_connection()
         try:
             connection, since = self._idle.pop()
         except IndexError:
             connection, since = self._another(until)
-        if monotonic() - since > IDLE:
+        now = monotonic()
+        if now - since > IDLE:
             try:
-                _connect(connection)
+                self._connect(connection, until - now)
             except BaseException as error:
-                connection.disconnect()
-                self.give_back(connection)
+                self.give_back(connection, clean=False)
+                if isinstance(error, ReadOnlyError):
+                    raise
                 if isinstance(error, RedisError | OSError | ValueError):  # a host name can be wrong in many ways
                     raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
                 raise
+            now = monotonic()
+        connection._sock.settimeout(max(until - now, MOMENT))
         return connection
 
-    def give_back(self, connection: Any) -> None:
+    def give_back(self, connection: Any, *, clean: bool) -> None:
+        """Take it back; one that is not *clean* may still get a reply, which would be the next caller's."""
+        if not clean:
+            connection.disconnect()
         if not isinstance(self._target, Target):
             self._target.release(connection)
             return
-        self._idle.append((connection, monotonic()))
+        self._idle.append((connection, monotonic() if clean else LONG_AGO))
         if self.waiting:
             with self._changed:
                 self._changed.notify()
@@ -105,12 +116,29 @@ class Connections:
             finally:
                 self.waiting -= 1
         options = target.connection_options(self._address)
-        # to ask a Sentinel is a part of a call, and may take a part of its time only
-        timeout = target.timeout / 4 if self._address.sentinel else target.timeout
-        if target.kind == "cluster":
-            timeout /= 2  # a call may wait for one server and then, elsewhere, for another
-            options["socket_connect_timeout"] = min(options["socket_connect_timeout"], timeout)
-        return target.connection(**options, socket_timeout=timeout, retry=Retry(NoBackoff(), 0)), 0.0
+        return target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0)), LONG_AGO
+
+    def _connect(self, connection: Any, left: float) -> None:
+        """Connect, or again if the server has closed it: nothing was asked, so nothing may be there to read."""
+        if connection.is_connected:
+            try:
+                if not connection.can_read():
+                    return
+            except (RedisError, OSError):
+                pass
+            connection.disconnect()
+        target = self._target
+        assert isinstance(target, Target)
+        # where there are other servers to ask, one that cannot be reached must leave time for them
+        left = max(left if target.kind == "single" else left / 2, MOMENT)
+        connection.socket_connect_timeout = min(target.connect_timeout, left)
+        connection.socket_timeout = left
+        connection.connect()
+        if target.kind == "sentinel" and not self._address.sentinel:
+            # a primary that was demoted cuts its clients off: the address is right no longer, and it would not say so
+            connection.send_packed_command([pack("ROLE")], check_health=False)
+            if text(connection.read_response()[0]) != "master":
+                raise ReadOnlyError("READONLY it is not the primary any more")
 
 
 def read_both(connection: Any) -> Any:
@@ -124,18 +152,6 @@ def read_both(connection: Any) -> Any:
     if refused:
         raise refused
     return reply
-
-
-def _connect(connection: Any) -> None:
-    """Connect, or connect again if the server has closed it: nothing was asked, so nothing may be there to read."""
-    if connection.is_connected:
-        try:
-            if not connection.can_read():
-                return
-        except (RedisError, OSError):
-            pass
-        connection.disconnect()
-    connection.connect()
 
 
 _LINKS: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
@@ -155,7 +171,7 @@ class ThreadLink:
     def __init__(self, source: Target | redis.ConnectionPool, shown: str) -> None:
         self._source = source
         self._shown = shown
-        self.timeout = source.timeout if isinstance(source, Target) else 1.0
+        self.timeout = source.timeout if isinstance(source, Target) else 1.0  # a client's own time-outs count then
         self._start()
         _LINKS.add(self)
 
@@ -166,24 +182,25 @@ class ThreadLink:
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self.closed = False
 
-    def ask(self, script: Script | Lua, call: Call | Eval) -> Any:
-        """The reply to *call*, within the time-out; raises at once while the breaker is open."""
+    def ask(self, script: Script | Lua, call: Call | Eval, within: float | None = None) -> Any:
+        """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))
         try:
-            reply = run(ask(self._topology, script, call, monotonic() + self.timeout), self._answer)
+            until = monotonic() + (self.timeout if within is None else within)
+            reply = run(ask(self._topology, script, call, until), partial(self._answer, until))
         except PoolExhausted:
             raise  # that is nothing the server did
         except SILENCE as error:
-            breaker.failed(error, lambda: self._probe_later(breaker, slot))
+            breaker.failed(error, lambda: self._probe_later(breaker, slot), 0.0 if within is None else self.timeout)
             raise
         if breaker.failures:
             breaker.answered()
         return reply
 
-    def examine(self) -> Health:
-        """Look at the server; not through the breaker."""
-        return run(examine(self._topology), self._answer)
+    def examine(self, within: float) -> Health:
+        """Look at the server, *within* seconds; not through the breaker."""
+        return run(examine(self._topology, self.timeout), partial(self._answer, monotonic() + within))
 
     def breakers(self) -> list[Breaker]:
         return self._breakers.all()
@@ -196,14 +213,17 @@ class ThreadLink:
         for connections in list(self._nodes.values()):
             connections.close()
 
-    def _answer(self, request: Request) -> Any:
+    def _answer(self, until: float, request: Request) -> Any:
         if isinstance(request, float):
             sleep(request)
             return None
+        if isinstance(request, Send) and request.share < 1:
+            now = monotonic()
+            until = now + (until - now) * request.share
         connections = self._nodes.get(request.address)
         if connections is None:
             connections = self._nodes.setdefault(request.address, Connections(self._source, request.address))
-        connection = connections.borrow(monotonic() + self.timeout)
+        connection = connections.borrow(until)
         clean = False
         try:
             if isinstance(request, Send):
@@ -223,21 +243,26 @@ class ThreadLink:
             clean = True  # an answer too, and read to its end
             raise
         finally:
-            if not clean:
-                connection.disconnect()  # whatever came, even a signal: a reply left in it would be the next caller's
-            connections.give_back(connection)
+            connections.give_back(connection, clean=clean)  # whatever came, even a signal
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
-        threading.Thread(target=self._probe, args=(breaker, slot), name="headgate-probe", daemon=True).start()
+        arguments = (weakref.ref(self), breaker, slot)  # weak: a limiter that nobody has any more needs no probe
+        threading.Thread(target=_probe, args=arguments, name="headgate-probe", daemon=True).start()
 
-    def _probe(self, breaker: Breaker, slot: int) -> None:
-        for pause in pauses():
-            sleep(pause)
-            if self.closed or not breaker.open:
-                return
-            try:
-                run(probe(self._topology, slot), self._answer)
-            except (RedisError, OSError):
-                continue
-            breaker.answered()
+    def _probe(self, slot: int) -> None:
+        run(probe(self._topology, slot), partial(self._answer, monotonic() + max(self.timeout, PROBE_TIMEOUT)))
+
+
+def _probe(link: weakref.ref[ThreadLink], breaker: Breaker, slot: int) -> None:
+    for pause in pauses():
+        sleep(pause)
+        alive = link()
+        if alive is None or alive.closed or not breaker.open:
             return
+        try:
+            alive._probe(slot)
+        except (RedisError, OSError):
+            del alive
+            continue
+        breaker.answered()
+        return

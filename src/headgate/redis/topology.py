@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError
 from headgate.redis.address import Address, Target
 
 REFRESH_EVERY = 0.1  # seconds at least between two looks at the map of a Cluster
+SHARE = 0.25  # to ask where to go is a part of a call; a server that is silent must leave time for the others
 
 
 class Unreached(ConnectionError):
@@ -26,6 +27,7 @@ class Send(NamedTuple):
 
     address: Address
     command: bytes
+    share: float = 1.0  # the part of the time that is left which it may take
 
 
 Plan = Generator[Send, Any, Address]
@@ -99,12 +101,13 @@ class Sentinel:
         problems = []
         for sentinel in list(self._sentinels):
             try:
-                found = yield Send(sentinel, pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service))
+                found = yield Send(sentinel, pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service), SHARE)
                 if not found:
                     problems.append(f"{sentinel.host}:{sentinel.port} does not know {self._service!r}")
                     continue
                 primary = Address(text(found[0]), int(found[1]))
-                role = yield Send(primary, pack("ROLE"))  # a Sentinel that was cut off names the primary of before
+                # a Sentinel that was cut off names the primary of before
+                role = yield Send(primary, pack("ROLE"), SHARE)
             except (RedisError, OSError) as error:
                 problems.append(f"{sentinel.host}:{sentinel.port}: {error}")
                 continue
@@ -150,7 +153,7 @@ class Cluster:
         others = self.servers()
         for server in [*(a for a in others if a != known), *(a for a in others if a == known)]:
             try:
-                ranges = yield Send(server, pack("CLUSTER", "SLOTS"))
+                ranges = yield Send(server, pack("CLUSTER", "SLOTS"), SHARE)
             except (RedisError, OSError) as error:
                 problems.append(f"{server.host}:{server.port}: {error}")
                 continue

@@ -173,6 +173,9 @@ class Table:
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # nothing that could be down
 
+    def within(self, seconds: float) -> Table:
+        return self
+
     def known(self, key: str) -> Any:
         """The state of *key*; None for one never seen."""
         return self.states.get(key)
@@ -340,6 +343,9 @@ class AsyncTable:
 
     def store_health(self) -> StoreHealth:
         return self.table.store_health()
+
+    def within(self, seconds: float) -> AsyncTable:
+        return self
 
 
 def _after_fork() -> None:

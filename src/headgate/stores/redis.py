@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import threading
 from collections.abc import Coroutine, Generator
@@ -22,7 +23,7 @@ from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.redis import address
-from headgate.redis.health import Health
+from headgate.redis.health import WITHIN, Health
 from headgate.redis.loops import LoopLink
 from headgate.redis.script import Call, Script
 from headgate.redis.threads import ThreadLink
@@ -108,7 +109,7 @@ class RedisStore:
         if self._threads_examiner is None:
             self._threads_examiner = ThreadLink(self._plain_source(), self._shown())
         if self._health is None or monotonic() - self._health_at > 1.0:
-            seen = self._threads_examiner.examine()
+            seen = self._threads_examiner.examine(WITHIN)
             self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
         return self._health
 
@@ -119,7 +120,7 @@ class RedisStore:
             assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
             examiner = LoopLink(source, self._shown())
             try:
-                seen = await examiner.examine()
+                seen = await examiner.examine(WITHIN)
             finally:
                 await examiner.aclose()
             self._health, self._health_at = _with_connections(seen, self._latest), monotonic()
@@ -252,6 +253,7 @@ class RedisGate:
         self.clock = store.clock or SYSTEM_CLOCK
         self.plans = Plans(store, rule, on_store_error)
         self._store = store
+        self._within: float | None = None  # seconds; None: the store's time-out
 
     def try_acquire(self, key: str, permits: int = 1) -> Decision:
         return run(self.plans.take(key, permits), self._ask)
@@ -268,8 +270,13 @@ class RedisGate:
     def store_health(self) -> StoreHealth:
         return self.plans.health(self._store.threads())
 
+    def within(self, seconds: float) -> RedisGate:
+        gate = copy.copy(self)
+        gate._within = seconds
+        return gate
+
     def _ask(self, call: Call) -> Any:
-        return self._store.threads().ask(self.plans.script, call)
+        return self._store.threads().ask(self.plans.script, call, self._within)
 
 
 class AsyncRedisGate:
@@ -281,6 +288,7 @@ class AsyncRedisGate:
         self.clock = store.clock or SYSTEM_CLOCK
         self.plans = Plans(store, rule, on_store_error)
         self._store = store
+        self._within: float | None = None  # seconds; None: the store's time-out
 
     def try_acquire(self, key: str, permits: int = 1) -> Coroutine[Any, Any, Decision]:
         return arun(self.plans.take(key, permits), self._ask)
@@ -297,5 +305,10 @@ class AsyncRedisGate:
     def store_health(self) -> StoreHealth:
         return self.plans.health(self._store.loop())
 
+    def within(self, seconds: float) -> AsyncRedisGate:
+        gate = copy.copy(self)
+        gate._within = seconds
+        return gate
+
     def _ask(self, call: Call) -> Coroutine[Any, Any, Any]:
-        return self._store.loop().ask(self.plans.script, call)
+        return self._store.loop().ask(self.plans.script, call, self._within)

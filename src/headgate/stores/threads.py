@@ -64,6 +64,9 @@ class InThreads:
     def store_health(self) -> StoreHealth:
         return self._gate.store_health()
 
+    def within(self, seconds: float) -> InThreads:
+        return InThreads(self._gate.within(seconds))
+
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 

@@ -1,0 +1,131 @@
+"""The time that a call may take is a deadline for all that it does, and a caller may give its own."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from tests.faults.clusters import Node, Sentinels, wait_until
+from tests.faults.proxy import FaultyProxy
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+QUOTA = "100/30d"
+SLACK = 0.35  # seconds that a busy machine may add
+
+
+def test_connecting_is_a_part_of_it(node: Node) -> None:
+    """To log in takes a reply, to decide another, each within the time-out, and both together not."""
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.8) as limiter:
+        proxy.delay = 0.6
+        begun = time.monotonic()
+        assert limiter.try_acquire("k").degraded
+        assert time.monotonic() - begun < 0.8 + SLACK
+
+
+def test_a_budget_for_one_call(node: Node) -> None:
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=10) as limiter:
+        hasty = limiter.within(0.05)
+        assert hasty.try_acquire("k").remaining == 99
+        proxy.delay = 1.0
+        begun = time.monotonic()
+        assert hasty.try_acquire("k").degraded
+        assert hasty.peek("k").degraded
+        assert time.monotonic() - begun < 1.0
+        assert limiter.store_health().degraded == 2, "they share their figures"
+        assert limiter.store_health().state == "closed"
+        assert not limiter.try_acquire("k").degraded, "whoever has time gets the store's answer"
+
+
+def test_a_budget_for_one_call_async(node: Node) -> None:
+    async def check() -> None:
+        async with AsyncLimiter(QUOTA, store=proxy.url, timeout=10) as limiter:
+            assert (await limiter.within(0.2).try_acquire("k")).remaining == 99
+            proxy.delay = 1.0
+            begun = time.monotonic()
+            patient = asyncio.create_task(limiter.try_acquire("k"))
+            await asyncio.sleep(0)
+            assert (await limiter.within(0.05).try_acquire("k")).degraded
+            assert time.monotonic() - begun < 1.0
+            assert (await patient).remaining in (98, 97)
+            proxy.delay = 0.0
+            deadline = time.monotonic() + 5
+            while (await limiter.peek("k", permits=0)).remaining != 98:  # what nobody waited for is given back
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+
+    with FaultyProxy(node.port) as proxy:
+        asyncio.run(check())
+
+
+def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
+    """Callers with too little time for a healthy server do not open the breaker, those of a dead one do."""
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=1.0) as limiter:
+        limiter.try_acquire("k")
+        proxy.delay = 0.1
+        for _ in range(5):
+            assert limiter.within(0.01).try_acquire("k").degraded
+            assert not limiter.try_acquire("k").degraded
+        assert limiter.store_health().opened == 0
+        proxy.delay, proxy.swallow_replies = 0.0, True
+        deadline = time.monotonic() + 8
+        while limiter.store_health().state == "closed":
+            assert limiter.within(0.01).try_acquire("k").degraded
+            assert time.monotonic() < deadline, "it never opens"
+
+
+def test_in_memory_there_is_nothing_to_wait_for() -> None:
+    limiter = Limiter("2/minute")
+    assert limiter.within(0.001).try_acquire("k").remaining == 1
+    assert limiter.try_acquire("k").remaining == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", None, True])
+def test_bad_budgets(seconds: float) -> None:
+    with pytest.raises(ValueError, match="number of seconds above 0"):
+        Limiter("1/minute").within(seconds)
+
+
+def test_a_probe_ends_with_its_limiter(node: Node) -> None:
+    """Nobody closed it and nobody has it any more: its thread does not knock for ever."""
+    limiter = Limiter(QUOTA, store=node.url, timeout=0.2)
+    node.kill()
+    for _ in range(5):
+        limiter.try_acquire("k")
+    assert any(thread.name == "headgate-probe" for thread in threading.enumerate())
+    del limiter
+    gc.collect()
+    wait_until(lambda: all(thread.name != "headgate-probe" for thread in threading.enumerate()), "the probe has ended")
+
+
+@pytest.mark.xdist_group("faults-sentinel")
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_primary_that_was_demoted_decides_nothing(how: str, sentinels: Sentinels) -> None:
+    """Nobody asked during the failover; the old primary, a replica now, would deny by what it has heard."""
+    old = sentinels.primary
+
+    def demote() -> None:
+        sentinels.fail_over()
+        sentinels.wait_for_failover()
+        wait_until(lambda: old.replication()["role"] == "slave", "the old primary follows")
+        wait_until(lambda: old.replication()["master_link_status"] == "up", "it has caught up")
+        old.ask("CONFIG", "RESETSTAT")
+
+    async def check() -> None:
+        async with AsyncLimiter("3/30d", store=sentinels.url + "?timeout=5") as limiter:
+            assert [(await limiter.try_acquire("k")).remaining for _ in range(3)] == [2, 1, 0]
+            await asyncio.to_thread(demote)
+            assert not (await limiter.try_acquire("k")).allowed
+
+    if how == "tasks":
+        asyncio.run(check())
+    else:
+        with Limiter("3/30d", store=sentinels.url + "?timeout=5") as limiter:
+            assert [limiter.try_acquire("k").remaining for _ in range(3)] == [2, 1, 0]
+            demote()
+            assert not limiter.try_acquire("k").allowed
+    asked = old.ask("INFO", "commandstats")
+    assert "cmdstat_evalsha" not in asked
