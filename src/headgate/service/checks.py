@@ -81,6 +81,9 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """The head of the answer that GET would give, with nothing spent."""
     app.state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
+    _seconds(app.state, asked.get("wait", "0"))
+    if asked.get("permits") == "0":
+        raise Refusal(400, "permits must be a whole number of at least 1, got 0")
     state, lane, key, made = await _look(app, scope, asked)
     return _reply(state, lane, key, made, made.allowed or lane.shadow)
 
@@ -127,14 +130,24 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
     for i, one in enumerate(checks):
         try:
             lane, key, exempt = _find(state, scope, _set(one.rule), _set(one.algorithm), _set(one.key))
-            cost = one.permits * lane.cost
+            cost = int(one.permits) * lane.cost
             check_key(key)
             if cost > lane.capacity:
                 raise InvalidPermits(f"permits must be at most {lane.capacity // lane.cost}, the capacity")
         except (Refusal, InvalidKey, InvalidPermits) as error:
             raise Refusal(400, f"check {i} of the batch: {error}; nothing was spent") from None
         planned.append((lane, key, exempt, cost))
-    bodies = await asyncio.gather(*(_one(app, state, *one) for one in planned))
+    bodies = [""] * len(planned)
+    turns: dict[tuple[int, str], list[int]] = {}
+    for i, (lane, key, _, _) in enumerate(planned):
+        turns.setdefault((id(lane), key), []).append(i)
+
+    async def take(positions: list[int]) -> None:
+        for i in positions:
+            bodies[i] = await _one(app, state, *planned[i])
+
+    # keys travel together, but what asks for the same key comes in the order of the list
+    await asyncio.gather(*(take(positions) for positions in turns.values()))
     headers = [("content-type", "application/json"), ("cache-control", "no-store")]
     return 200, headers, "[" + ",".join(bodies) + "]"
 
@@ -164,7 +177,7 @@ async def _merged(asked: dict[str, str], permits: int, scope: Scope, exchange: E
     if sent.wait:
         given["wait"] = str(sent.wait)
     if sent.permits != 1:
-        given["permits"] = permits = sent.permits
+        given["permits"] = permits = int(sent.permits)
     if both := asked.keys() & given.keys():
         raise Refusal(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
     return asked | given, permits
@@ -231,13 +244,7 @@ async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, L
 
 async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str, permits: int, text: str) -> Reply:
     """Hold the answer until the permits are there, or the time is over; a client that leaves takes none."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    most = state.settings.max_wait
-    if not 0 <= seconds <= most:
-        raise Refusal(400, f"wait must be a number of seconds from 0 to {most:g}, got {text!r:.40}")
+    seconds = _seconds(state, text)
     if app.waiting >= MAX_WAITERS:
         seconds = 0.0
     app.waiting += 1
@@ -259,6 +266,17 @@ async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str
         answer.cancel()
         gone.cancel()
     return _reply(state, lane, key, made, _count(app, lane, key, made, None))
+
+
+def _seconds(state: State, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    most = state.settings.max_wait
+    if not 0 <= seconds <= most:
+        raise Refusal(400, f"wait must be a number of seconds from 0 to {most:g}, got {text!r:.40}")
+    return seconds
 
 
 def _count(app: App, lane: Lane, key: str, made: Decision, nanoseconds: int | None) -> bool:

@@ -34,7 +34,7 @@ _EXAMPLE = """curl -i 'http://localhost:8080/api/v1/rate-limit/check?key=user:12
 
 
 async def serve(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    return 200, list(HEADERS), page(describe(list(app.state.book.rules)))
+    return 200, list(HEADERS), page(describe(app.state))
 
 
 def page(description: dict[str, Any]) -> str:
@@ -62,7 +62,7 @@ def _operation(path: str, method: str, operation: dict[str, Any]) -> str:
         schema = body["content"]["application/json"]["schema"]
         many = "a list of " if "items" in schema else ""
         name = schema.get("items", schema)["$ref"].rpartition("/")[2]
-        sent = f"<p>Body: {many}<code>{escape(name)}</code> as JSON{'' if body['required'] else ', optional'}.</p>"
+        sent = f"<p>Body: {many}<code>{escape(name)}</code> as JSON.</p>"
     answers = "".join(
         f"<tr><td><code>{status}</code></td><td>{escape(answer['description'])}</td></tr>"
         for status, answer in operation["responses"].items()

@@ -20,6 +20,8 @@ Key = Annotated[
         examples=["user:123"],
         min_length=1,
         max_length=MAX_BYTES,
+        # only shown: the limiter's own check says more about what is wrong
+        extra_json_schema={"pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$"},
     ),
 ]
 AlgorithmName = Annotated[
@@ -29,7 +31,9 @@ AlgorithmName = Annotated[
         extra_json_schema={"enum": [name.upper() for name in ALGORITHMS]},
     ),
 ]
-Permits = Annotated[int, Meta(ge=1, le=1_000_000_000, description="how many to spend", examples=[1])]
+MOST = 1_000_000_000
+# JSON has one kind of number: 5.0 is a whole one too
+Permits = Annotated[int, Meta(ge=1, le=MOST)] | Annotated[float, Meta(ge=1, le=MOST, multiple_of=1)]
 RuleName = Annotated[str, Meta(description="a rule of the file; `default` if left out", examples=["default"])]
 Wait = Annotated[
     float, Meta(ge=0, description="seconds that the answer may be held until the permits are there", examples=[2])

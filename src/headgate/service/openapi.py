@@ -9,13 +9,12 @@ import msgspec
 import headgate
 from headgate.service.http import Exchange, Problem, Reply, Scope, as_json
 from headgate.service.model import Answer, Check, Checks, WaitingCheck
-from headgate.service.playground import Play, Played
 
 if TYPE_CHECKING:
-    from headgate.service.app import App
+    from headgate.service.app import App, State
 
 _REF = "#/components/schemas/{name}"
-_TYPES = (Answer, Check, WaitingCheck, Problem, Play, Played)
+_TYPES = (Answer, Check, WaitingCheck, Problem)
 
 _RATE_HEADERS = {
     "X-RateLimit-Limit": ("the capacity", "integer"),
@@ -34,14 +33,19 @@ _TEXTS = {
 
 
 async def serve(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    return as_json(describe(list(app.state.book.rules)))
+    return as_json(describe(app.state))
 
 
-def describe(rules: list[str]) -> dict[str, Any]:
-    """The description of a service that has these *rules*."""
+def describe(state: State) -> dict[str, Any]:
+    """The description of a service with these rules."""
     (_, schemas) = msgspec.json.schema_components([*_TYPES, Checks], ref_template=_REF)
     for name in ("Check", "WaitingCheck"):
-        schemas[name]["properties"]["rule"]["enum"] = rules
+        properties = schemas[name]["properties"]
+        properties["rule"]["enum"] = list(state.book.rules)
+        most = max(lane.capacity for lane in state.book.lanes())
+        permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1}
+        properties["permits"] = permits | {"description": "how many to spend"}
+    schemas["WaitingCheck"]["properties"]["wait"]["maximum"] = state.settings.max_wait
     return {
         "openapi": "3.1.0",
         "info": {
@@ -66,11 +70,12 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
     answer, denied = _answer("granted"), _answer("denied; nothing was spent", "Retry-After")
     check = {"200": answer, "429": denied, **_problems(400, 401, 403, 503)}
     posted = {**check, **_problems(413, 415)}
-    play = {"200": _json("what was decided, also when it was denied", "Played")}
     return {
         "/api/v1/rate-limit/check": {
             "get": _operation("check", "Spend permits", check, query, tag="limits"),
-            "post": _operation("checkByPost", "Spend permits", posted, query, "WaitingCheck", "limits", required=False),
+            "post": _operation(
+                "checkByPost", "The same; a query as of GET works too", posted, [], "WaitingCheck", "limits", False
+            ),
             "head": _operation(
                 "checkHead", "The head of the answer, nothing spent", _headless(check), query, None, "limits"
             ),
@@ -89,7 +94,7 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 "reset",
                 "Forget a key (scope admin)",
                 {"200": answer, **_problems(400, 401, 403, 503)},
-                looking,
+                [parameter for parameter in plain if parameter["name"] != "permits"],
                 tag="limits",
             )
         },
@@ -115,20 +120,6 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
         "/actuator/info": {
             "get": _operation(
                 "info", "Version, store, rules", {"200": _object("info"), **_problems(401, 403)}, tag="operation"
-            )
-        },
-        "/playground/check": {
-            "post": _operation(
-                "play", "Spend in the playground", {**play, **_problems(400, 413, 415)}, [], "Play", "playground"
-            )
-        },
-        "/playground/peek": {
-            "get": _operation(
-                "playPeek",
-                "Look in the playground",
-                {**play, **_problems(400)},
-                _parameters(schemas["Play"]),
-                tag="playground",
             )
         },
     }
