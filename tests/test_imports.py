@@ -118,6 +118,22 @@ def test_without_redis_py_the_error_names_the_extra() -> None:
     assert "headgate[redis]" in python(NO_REDIS)
 
 
+NO_SERVICE = """
+import sys
+sys.modules["granian"] = sys.modules["msgspec"] = None
+import importlib.util
+from headgate.cli import main
+try:
+    main(["config", "validate"])
+except SystemExit as error:
+    print(error)
+"""
+
+
+def test_without_granian_the_error_names_the_extra() -> None:
+    assert "headgate[service]" in python(NO_SERVICE)
+
+
 NO_CONNECTION = """
 import socket
 def refuse(*arguments):

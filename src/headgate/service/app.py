@@ -11,6 +11,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import time
+from typing import cast
 
 from headgate.service import checks, docs, health, live, metrics, openapi, playground, static
 from headgate.service.address import Locator, network
@@ -53,7 +54,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/actuator/info": {"GET": health.info},
     "/openapi.json": {"GET": openapi.serve},
     "/docs": {"GET": docs.serve},
-    "/live": {"GET": live.stream},
+    "/live": {"GET": live.stream, "HEAD": live.head},
     "/playground/check": {"POST": playground.check},
     "/playground/peek": {"GET": playground.peek},
 }
@@ -135,10 +136,10 @@ class App:
             headers.append(("x-request-id", request_id))
         if scope.method == "HEAD":
             exchange.response_empty(status, headers)
-        elif isinstance(body, str):
+        elif type(body) is str:
             exchange.response_str(status, headers, body)
         else:
-            exchange.response_bytes(status, headers, body)
+            exchange.response_bytes(status, headers, cast("bytes", body))
 
     async def _other(self, route: dict[str, Handler] | None, scope: Scope, exchange: Exchange) -> Reply | None:
         """HEAD and OPTIONS where there is a GET, the page's files, and what there is not."""
@@ -227,5 +228,5 @@ def _stamp(file: Path | None) -> object:
 
 
 def _request_id(scope: Scope) -> str:
-    given = scope.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else ""
+    given = scope.headers.get("x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""

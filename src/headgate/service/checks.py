@@ -53,9 +53,8 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """Spend permits: 200 when granted, 429 when not."""
     began = perf_counter_ns()
     state = app.state
-    headers = scope.headers
     if "check" in state.tokens.guarded:
-        state.tokens.demand("check", headers)
+        state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     if scope.method == "POST" and _has_body(scope):

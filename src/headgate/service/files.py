@@ -72,7 +72,7 @@ def sources(config: str | None, given: Mapping[str, Any]) -> Sources:
     """The sources of a command line: *config* or HEADGATE_CONFIG, or headgate.toml here if there is one."""
     named = config or os.environ.get(PREFIX + "CONFIG")
     file = Path(named) if named else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
-    return Sources(file, given, os.environ)
+    return Sources(file, given, dict(os.environ))
 
 
 def read_file(path: Path) -> Settings:

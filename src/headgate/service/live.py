@@ -12,7 +12,7 @@ import headgate
 from headgate.service import board as b
 from headgate.service.denied import merged
 from headgate.service.health import kind
-from headgate.service.http import Exchange, Refusal, Scope
+from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ async def stream(app: App, scope: Scope, exchange: Exchange) -> None:
     finally:
         app.watchers -= 1
         gone.cancel()
+
+
+async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
+    """The head alone: there is no end to the rest."""
+    app.state.tokens.demand("read", scope.headers)
+    return 200, list(HEADERS), ""
 
 
 class Counts:

@@ -13,13 +13,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-try:
-    from granian import Granian
-    from granian.constants import Interfaces
-    from granian.http import HTTP1Settings, HTTP2Settings
-    from granian.log import LogLevels
-except ImportError as error:
-    raise ImportError("the service needs granian: pip install 'headgate[service]'") from error
+from granian import Granian
+from granian.constants import Interfaces
+from granian.http import HTTP1Settings, HTTP2Settings
+from granian.log import LogLevels
 
 import headgate
 from headgate.service import logs

@@ -22,11 +22,16 @@ const SPEAK_EVERY = 1500; // milliseconds; a screen reader cannot follow eight v
 export function createPlayground(token) {
   const trace = createTrace(byId("trace"));
   let run; // what belongs to one limit; a new one forgets the old, and late answers to the old are dropped
+  let typed = null; // a limit that is being typed and has not begun yet
   let held = null;
-  let spoken = 0;
+  let spoken = -Infinity;
 
   function start() {
-    run = { session: randomText(), allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, sent: 0, refused: false };
+    clearTimeout(typed);
+    typed = null;
+    const algorithm = document.querySelector("#algorithms input:checked").value;
+    const limit = { session: randomText(), algorithm, quota: byId("quota").value.trim() };
+    run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, sent: 0, refused: false };
     trace.clear();
     say(byId("quota-problem"), "");
     byId("quota").removeAttribute("aria-invalid");
@@ -36,12 +41,7 @@ export function createPlayground(token) {
     look(run);
   }
 
-  const limit = () => ({
-    session: run.session,
-    algorithm: document.querySelector("#algorithms input:checked").value,
-    quota: byId("quota").value.trim(),
-    permits: Math.max(1, Math.floor(Number(byId("permits").value)) || 1),
-  });
+  const permits = () => Math.max(1, Math.floor(Number(byId("permits").value)) || 1);
 
   async function ask(url, options, asked) {
     const order = ++asked.sent;
@@ -62,17 +62,20 @@ export function createPlayground(token) {
     // Answers may overtake each other: an older one must not turn the gauge back.
     if (order > asked.latest) {
       asked.latest = order;
-      asked.wholeAt = performance.now() + 1000 * body.resetAfterSeconds;
+      asked.wholeAt = body.resetAfterSeconds > 0 ? performance.now() + 1000 * body.resetAfterSeconds : 0;
       gauge(body.remaining, body.limit);
     }
     return body;
   }
 
   async function send() {
+    if (typed !== null) start();
     const asked = run;
     if (asked.flying >= MOST_IN_FLIGHT) return;
     asked.flying += 1;
-    const body = await ask("playground/check", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(limit()) }, asked);
+    const text = JSON.stringify({ ...asked.limit, permits: permits() });
+    const headers = { "Content-Type": "application/json" };
+    const body = await ask("playground/check", { method: "POST", headers, body: text }, asked);
     asked.flying -= 1;
     if (!body) return;
     asked[body.allowed ? "allowed" : "denied"] += 1;
@@ -87,7 +90,7 @@ export function createPlayground(token) {
   async function look(asked) {
     if (asked.looking) return;
     asked.looking = true;
-    const body = await ask(`playground/peek?${new URLSearchParams({ ...limit(), permits: 0 })}`, {}, asked);
+    const body = await ask(`playground/peek?${new URLSearchParams({ ...asked.limit, permits: 0 })}`, {}, asked);
     asked.looking = false;
     if (body) trace.add(performance.now(), body.remaining, body.limit, null);
   }
@@ -137,7 +140,7 @@ export function createPlayground(token) {
   }
 
   function snippet() {
-    const { algorithm, quota } = limit();
+    const { algorithm, quota } = run.limit;
     say(byId("snippet"), `Limiter(${JSON.stringify(quota)}, algorithm="${algorithm.toLowerCase()}")`);
   }
 
@@ -181,13 +184,13 @@ export function createPlayground(token) {
   let peeked = 0;
   function frame(now) {
     const waiting = run.freeAt - now;
-    if (waiting > 0) verdict("bad", `Denied. Next in ${(Math.ceil(waiting / 100) / 10).toFixed(1)} s`);
+    if (waiting > 0) verdict("bad", `Denied. Next in ${waiting < 60_000 ? `${(Math.ceil(waiting / 100) / 10).toFixed(1)} s` : duration(waiting / 1000)}`);
     else if (run.freeAt && byId("verdict").dataset.state === "bad") {
       run.freeAt = 0;
       verdict("idle", "Go ahead.");
     }
     const pause = PEEK_EVERY * Math.min(8, Math.max(1, (run.wholeAt - now) / 20_000));
-    if (!run.refused && now < run.wholeAt + 2 * PEEK_EVERY && now - peeked > pause && run.flying === 0) {
+    if (!run.refused && run.wholeAt && now - peeked > pause && run.flying === 0) {
       peeked = now;
       look(run);
     }
@@ -202,7 +205,7 @@ export function createPlayground(token) {
   byId("algorithms").append(...choices);
 
   function chosen() {
-    const [, , quotas, about] = ALGORITHMS.find(([value]) => value === limit().algorithm);
+    const [, , quotas, about] = ALGORITHMS.find(([value]) => value === document.querySelector("#algorithms input:checked").value);
     say(byId("about"), about);
     byId("presets").replaceChildren(
       ...quotas.map((quota) => {
@@ -222,7 +225,6 @@ export function createPlayground(token) {
     chosen();
     start();
   });
-  let typed = null;
   byId("limit").addEventListener("input", (input) => {
     if (input.target.name === "algorithm" || input.target.id === "pace") return;
     clearTimeout(typed);
@@ -241,7 +243,6 @@ export function createPlayground(token) {
     setTimeout(() => say(copy, "Copy"), 1500);
   });
 
-  run = { session: randomText() };
   chosen();
   start();
   requestAnimationFrame(frame);
