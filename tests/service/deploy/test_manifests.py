@@ -1,4 +1,4 @@
-"""What stands in deploy/ fits the service and itself: names, ports, paths, settings; and linters, where there are any."""
+"""What stands in deploy/ fits the service and itself: names, ports, paths, settings. Linters too, where they are."""
 
 import json
 import re

@@ -87,7 +87,7 @@ export function createChart(host, { title, series, stacked = false, format, smal
   }
 
   function times(from, to, x, bottom) {
-    const size = [5, 10, 15, 30, 60, 120, 300].find((step) => (to - from) / step <= 6) ?? 300;
+    const size = [5, 10, 15, 30, 60, 120, 300].find((step) => (to - from) / step <= 5) ?? 300;
     const found = [];
     for (let ago = 0; ago <= to - from + 1e-9; ago += size) {
       const anchor = ago === 0 ? "end" : x(to - ago) < 24 ? "start" : "middle";

@@ -6,7 +6,7 @@ export function count(number) {
   if (!Number.isFinite(number)) return "–";
   if (number >= 1e6) return `${short(number / 1e6)}M`;
   if (number >= 1e4) return `${short(number / 1e3)}k`;
-  return Number.isInteger(number) || number >= 100 ? GROUPED.format(number) : short(number);
+  return Number.isInteger(number) || number >= 10 ? GROUPED.format(number) : short(number);
 }
 
 function short(number) {

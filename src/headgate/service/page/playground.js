@@ -31,7 +31,7 @@ export function createPlayground(token) {
     typed = null;
     const algorithm = document.querySelector("#algorithms input:checked").value;
     const limit = { session: randomText(), algorithm, quota: byId("quota").value.trim() };
-    run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, sent: 0, refused: false };
+    run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, refused: false };
     trace.clear();
     say(byId("quota-problem"), "");
     byId("quota").removeAttribute("aria-invalid");
@@ -44,7 +44,6 @@ export function createPlayground(token) {
   const permits = () => Math.max(1, Math.floor(Number(byId("permits").value)) || 1);
 
   async function ask(url, options, asked) {
-    const order = ++asked.sent;
     const headers = { ...options.headers, ...(token() ? { Authorization: `Bearer ${token()}` } : {}) };
     let answer, body;
     try {
@@ -59,9 +58,9 @@ export function createPlayground(token) {
       problem(answer.status, body.detail ?? body.title ?? `The service answered ${answer.status}.`);
       return null;
     }
-    // Answers may overtake each other: an older one must not turn the gauge back.
-    if (order > asked.latest) {
-      asked.latest = order;
+    // Answers may overtake each other: the one that the service decided last says how things stand.
+    if (body.at >= asked.latest) {
+      Object.assign(asked, { latest: body.at, remaining: body.remaining, capacity: body.limit });
       asked.wholeAt = body.resetAfterSeconds > 0 ? performance.now() + 1000 * body.resetAfterSeconds : 0;
       gauge(body.remaining, body.limit);
     }
@@ -79,7 +78,7 @@ export function createPlayground(token) {
     asked.flying -= 1;
     if (!body) return;
     asked[body.allowed ? "allowed" : "denied"] += 1;
-    trace.add(performance.now(), body.remaining, body.limit, body.allowed);
+    trace.add(performance.now(), asked.remaining, asked.capacity, body.allowed);
     tally();
     asked.freeAt = body.allowed ? 0 : performance.now() + 1000 * body.retryAfterSeconds;
     if (body.allowed) verdict("good", "Allowed");
@@ -92,7 +91,7 @@ export function createPlayground(token) {
     asked.looking = true;
     const body = await ask(`playground/peek?${new URLSearchParams({ ...asked.limit, permits: 0 })}`, {}, asked);
     asked.looking = false;
-    if (body) trace.add(performance.now(), body.remaining, body.limit, null);
+    if (body) trace.add(performance.now(), asked.remaining, asked.capacity, null);
   }
 
   function problem(status, text) {
@@ -147,7 +146,7 @@ export function createPlayground(token) {
   // Hold to send: by pointer, Space or Enter. `begin` sends at once, then at the chosen pace.
   const button = byId("send");
   function begin() {
-    if (held !== null || run.refused) return;
+    if (held !== null || (run.refused && typed === null)) return;
     button.classList.add("held");
     send();
     const pace = Math.min(50, Math.max(1, Number(byId("pace").value) || 1));
