@@ -1,6 +1,7 @@
 """The nginx example, with the real nginx before a real headgate: who is let through, who is told to wait."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,18 @@ from tests.service.deploy.processes import Answer, ask, running
 from tests.service.running import Service
 
 NGINX = tools.PROGRAMS["nginx"].find()
-pytestmark = pytest.mark.skipif(NGINX is None, reason=tools.missing_reason("nginx"))
+
+
+def reason_to_skip() -> str:
+    if NGINX is None:
+        return tools.missing_reason("nginx")
+    built = subprocess.run(
+        [NGINX, "-V"], capture_output=True, text=True, env=tools.environment(), timeout=20, check=False
+    )
+    return "" if "http_auth_request_module" in built.stderr else f"{NGINX} was built without auth_request"
+
+
+pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 EXAMPLE = tools.HOUSE / "deploy" / "nginx" / "headgate.conf"
 LIMIT = 5
