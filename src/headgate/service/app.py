@@ -43,7 +43,7 @@ Handler = Callable[["App", Scope, Exchange], Awaitable[Reply | None]]  # None: i
 
 API = "/api/v1/rate-limit"
 ROUTES: dict[str, dict[str, Handler]] = {
-    f"{API}/check": {"GET": checks.check, "POST": checks.check, "HEAD": checks.head},
+    f"{API}/check": {"GET": checks.check, "POST": checks.post, "HEAD": checks.head},
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": checks.batch},
@@ -120,9 +120,10 @@ class App:
 
     async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
         request_id = ""
+        method = scope.method
         try:
             route = ROUTES.get(scope.path)
-            handler = route.get(scope.method) if route else None
+            handler = route.get(method) if route else None
             reply = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
             if reply is None:
                 return
@@ -140,7 +141,7 @@ class App:
         status, headers, body = reply
         if request_id or (request_id := _request_id(scope)):
             headers.append(("x-request-id", request_id))
-        if scope.method == "HEAD":
+        if method == "HEAD":
             exchange.response_empty(status, headers)
         elif type(body) is str:
             exchange.response_str(status, headers, body)
@@ -172,7 +173,7 @@ class App:
         try:
             settings = self.sources.read()
             self._adopt(settings)
-        except BadFile as error:
+        except (BadFile, Refusal, ValueError) as error:
             self.gauges[RELOADS_FAILED] += 1
             self.gauges[RELOAD_OK] = 0
             logger.error("The new settings are not used, the old ones stay in force: %s", error)

@@ -29,7 +29,7 @@ from headgate.service.board import (
     TIMING_WORDS,
     UNANSWERED,
 )
-from headgate.service.http import Exchange, Refusal, Reply, Scope, read_json
+from headgate.service.http import Exchange, Refusal, Reply, Scope, body, from_json, read_json
 from headgate.service.ietf import limit_headers
 from headgate.service.model import BATCH, Check, Checks, WaitingCheck
 from headgate.service.query import parse, whole
@@ -43,7 +43,7 @@ logger = logging.getLogger("headgate.service")
 PARAMETERS = frozenset({"key", "algorithm", "permits", "rule"})
 CHECK_PARAMETERS = PARAMETERS | {"wait"}
 FORM = '{"key": "user:123", "algorithm": "TOKEN_BUCKET", "permits": 1, "rule": "default"}'
-MAX_WAITERS = 10_000  # in one worker; who comes later is answered at once
+MAX_WAITERS = 4000  # in one worker; who comes later is answered at once
 
 _BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
 _encode = msgspec.json.encode
@@ -57,9 +57,23 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
         state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    if scope.method == "POST" and _has_body(scope):
-        asked, permits = await _merged(asked, permits, scope, exchange)
-        began = perf_counter_ns()  # the time that the client takes to send is not ours
+    return await _check(app, state, scope, exchange, asked, permits, began)
+
+
+async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
+    """The same; what is asked may be in the query, in the body, or in both."""
+    state = app.state
+    state.tokens.demand("check", scope.headers)
+    asked = parse(scope.query_string, CHECK_PARAMETERS)
+    permits = whole("permits", asked["permits"]) if "permits" in asked else 1
+    if raw := await body(scope, exchange):
+        asked, permits = _merged(asked, permits, from_json(scope, raw, WaitingCheck, FORM))
+    return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns())
+
+
+async def _check(
+    app: App, state: State, scope: Scope, exchange: Exchange, asked: dict[str, Any], permits: int, began: int
+) -> Reply:
     lane, key, exempt = _find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
         return _exempt(app, lane, key, perf_counter_ns() - began)
@@ -91,8 +105,8 @@ async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """The same answer with nothing spent; always 200."""
     app.state.tokens.demand("read", scope.headers)
     state, lane, key, made = await _look(app, scope, parse(scope.query_string, PARAMETERS))
-    _, headers, body = _reply(state, lane, key, made, made.allowed or lane.shadow)
-    return 200, [header for header in headers if header[0] != "retry-after"], body
+    _, headers, text = _reply(state, lane, key, made, made.allowed or lane.shadow)
+    return 200, [header for header in headers if header[0] != "retry-after"], text
 
 
 async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -163,14 +177,8 @@ async def _one(app: App, state: State, lane: Lane, key: str, exempt: bool, cost:
     return str(_reply(state, lane, key, made, allowed)[2])
 
 
-def _has_body(scope: Scope) -> bool:
-    headers = scope.headers
-    return headers.get("content-length", "0") != "0" or headers.get("transfer-encoding") is not None
-
-
-async def _merged(asked: dict[str, str], permits: int, scope: Scope, exchange: Exchange) -> tuple[dict[str, Any], int]:
+def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[dict[str, Any], int]:
     """The query's parameters and the body's together."""
-    sent: WaitingCheck = await read_json(scope, exchange, WaitingCheck, FORM)
     fields = {"key": _set(sent.key), "algorithm": _set(sent.algorithm), "rule": _set(sent.rule)}
     given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if sent.wait:
@@ -340,7 +348,7 @@ def _reply(
         yes, status, message = "true", 200, message or "Request allowed"
     else:
         yes, status, message = "false", 429, "Rate limit exceeded"
-    body = (
+    text = (
         f'{{"allowed":{yes},"key":{_encode(key).decode()},"algorithm":"{lane.label}","limit":{limit},'
         f'"remaining":{left},"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"{message}"{extra}}}'
     )
@@ -355,4 +363,4 @@ def _reply(
         headers.append(("retry-after", str(retry)))
     if state.settings.ietf_headers:
         headers += limit_headers(lane.name, lane.policy, left, retry or reset)
-    return status, headers, body
+    return status, headers, text

@@ -8,6 +8,7 @@ in the store again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from headgate.algorithms import ALGORITHMS
@@ -87,8 +88,10 @@ class Book:
         self._board = board
         self.rules = {"default": RuleSettings(), **settings.rules}
         self._lanes: dict[tuple[str | None, str | None], Lane] = {}
-        for kind in KINDS if self.rules["default"].quotas is None else ():
-            self.lane(None, kind.upper())
+        if self.rules["default"].quotas is None or isinstance(self.rules["default"].quotas, dict):
+            for kind in KINDS:
+                with suppress(Refusal):  # an override with a burst fits no window: whoever asks for that one is told
+                    self.lane(None, kind.upper())
         for name in self.rules:
             self.lane(name, None)
 
