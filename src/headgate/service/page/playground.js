@@ -1,8 +1,9 @@
 // Try a limit: each press asks the service's own limiter, on a store that is only for this.
 
-import { createTrace } from "./trace.js";
 import { byId, element, say } from "./dom.js";
 import { count, duration } from "./format.js";
+import { createLanes } from "./lanes.js";
+import { createTrace } from "./trace.js";
 
 const BUCKETS = ["5/10s", "10/second burst 20", "1/second burst 5", "80/10 minutes"];
 const WINDOWS = ["5/10s", "10/second", "30/minute", "80/10 minutes"];
@@ -21,6 +22,7 @@ const SPEAK_EVERY = 1500; // milliseconds; a screen reader cannot follow eight v
 
 export function createPlayground(token) {
   const trace = createTrace(byId("trace"));
+  const lanes = createLanes(byId("lanes"), ALGORITHMS);
   let run; // what belongs to one limit; a new one forgets the old, and late answers to the old are dropped
   let typed = null; // a limit that is being typed and has not begun yet
   let held = null;
@@ -33,6 +35,7 @@ export function createPlayground(token) {
     const limit = { session: randomText(), algorithm, quota: byId("quota").value.trim() };
     run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, refused: false };
     trace.clear();
+    lanes.clear();
     say(byId("quota-problem"), "");
     byId("quota").removeAttribute("aria-invalid");
     tally();
@@ -43,19 +46,26 @@ export function createPlayground(token) {
 
   const permits = () => Math.max(1, Math.floor(Number(byId("permits").value)) || 1);
 
-  async function ask(url, options, asked) {
+  // An answer, or null when there is none or nobody waits for it any more.
+  async function get(url, options, asked) {
     const headers = { ...options.headers, ...(token() ? { Authorization: `Bearer ${token()}` } : {}) };
-    let answer, body;
     try {
-      answer = await fetch(url, { ...options, headers, cache: "no-store" });
-      body = await answer.json();
+      const answer = await fetch(url, { ...options, headers, cache: "no-store" });
+      const body = await answer.json();
+      return asked === run ? { status: answer.status, body } : null;
     } catch {
       if (asked === run) verdict("bad", "The service does not answer.");
       return null;
     }
-    if (asked !== run) return null;
-    if (!answer.ok) {
-      problem(answer.status, body.detail ?? body.title ?? `The service answered ${answer.status}.`);
+  }
+
+  // What the service says about the chosen limit, put on the gauge; or null.
+  async function ask(url, options, asked) {
+    const answer = await get(url, options, asked);
+    if (!answer) return null;
+    const { status, body } = answer;
+    if (status !== 200) {
+      problem(status, body.detail ?? body.title ?? `The service answered ${status}.`);
       return null;
     }
     // Answers may overtake each other: the one that the service decided last says how things stand.
@@ -67,22 +77,39 @@ export function createPlayground(token) {
     return body;
   }
 
+  function request(asked, algorithm) {
+    const text = JSON.stringify({ ...asked.limit, algorithm, permits: permits() });
+    return { method: "POST", headers: { "Content-Type": "application/json" }, body: text };
+  }
+
   async function send() {
     if (typed !== null) start();
     const asked = run;
     if (asked.flying >= MOST_IN_FLIGHT) return;
     asked.flying += 1;
-    const text = JSON.stringify({ ...asked.limit, permits: permits() });
-    const headers = { "Content-Type": "application/json" };
-    const body = await ask("playground/check", { method: "POST", headers, body: text }, asked);
+    const [body] = await Promise.all([ask("playground/check", request(asked, asked.limit.algorithm), asked), compare(asked)]);
     asked.flying -= 1;
     if (!body) return;
     asked[body.allowed ? "allowed" : "denied"] += 1;
     trace.add(performance.now(), asked.remaining, asked.capacity, body.allowed);
+    lanes.add(asked.limit.algorithm, performance.now(), body.allowed);
     tally();
     asked.freeAt = body.allowed ? 0 : performance.now() + 1000 * body.retryAfterSeconds;
     if (body.allowed) verdict("good", "Allowed");
     speak(body.allowed ? `Allowed, ${body.remaining} of ${body.limit} left` : `Denied, try again in ${duration(body.retryAfterSeconds)}`);
+  }
+
+  // The same request to the other algorithms, when they are to be seen.
+  async function compare(asked) {
+    if (!byId("compare").checked) return;
+    const others = ALGORITHMS.map(([value]) => value).filter((value) => value !== asked.limit.algorithm);
+    await Promise.all(
+      others.map(async (algorithm) => {
+        const answer = await get("playground/check", request(asked, algorithm), asked);
+        if (answer?.status === 200) lanes.add(algorithm, performance.now(), answer.body.allowed);
+        else if (answer?.status === 400) lanes.refuse(algorithm, answer.body.detail);
+      }),
+    );
   }
 
   // How things stand: asking for no permits spends none and leaves none out.
@@ -194,6 +221,7 @@ export function createPlayground(token) {
       look(run);
     }
     trace.move(now);
+    lanes.move(now);
     requestAnimationFrame(frame);
   }
 
@@ -234,6 +262,10 @@ export function createPlayground(token) {
     start();
   });
   byId("again").addEventListener("click", start);
+  byId("compare").addEventListener("change", (change) => {
+    byId("lanes").hidden = !change.target.checked;
+    start(); // all from the same beginning
+  });
   const copy = byId("copy");
   copy.hidden = !navigator.clipboard; // absent on plain HTTP beyond this machine
   copy.addEventListener("click", async () => {
