@@ -80,6 +80,14 @@ def test_refused_and_nobody_else_notices(service: Service, key: str, what: str) 
     assert service.check(key).status == 200
 
 
+def test_a_body_is_read_as_far_as_it_may_be(service: Service) -> None:
+    head = b"POST " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    found = raw(service, head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20 + b"0\r\n\r\n")
+    assert found == b"" or found.startswith(b"HTTP/1.1 413"), found[:200]
+    answer = service.ask("POST", f"{API}/check", body=b" " * 1_000_000 + b'{"key": "long way"}')
+    assert answer.status == 200
+
+
 ODD = {
     "a request id that is no text": b"X-Request-Id: \xff\xfe\r\n",
     "a token that is no text": b"Authorization: Bearer \xff\r\n",
