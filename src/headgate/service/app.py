@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 from typing import cast
 
-from headgate.service import checks, docs, health, live, metrics, openapi, playground, static
+from headgate.service import batch, checks, docs, health, live, metrics, openapi, playground, static
 from headgate.service.address import Locator, network
 from headgate.service.board import (
     BREAKER_OPEN,
@@ -46,7 +46,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/check": {"GET": checks.check, "POST": checks.post, "HEAD": checks.head},
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
-    f"{API}/check/batch": {"POST": checks.batch},
+    f"{API}/check/batch": {"POST": batch.batch},
     "/actuator/prometheus": {"GET": metrics.scrape},
     "/metrics": {"GET": metrics.scrape},
     "/actuator/health": {"GET": health.health},
