@@ -6,7 +6,7 @@ acceptance test of a new one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from headgate.clock import Clock
@@ -23,6 +23,19 @@ class StoreHealth:
     opened: int = 0  # times that it was given up, ever
     degraded: int = 0  # answers that the policy gave, ever
     last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a look at the store has seen. Healthy means: decisions can be made."""
+
+    healthy: bool
+    reason: str = "ok"  # or: down, slow, loading, read-only, cluster down, out of memory, refuses, pool exhausted
+    problems: tuple[str, ...] = ()  # in words; also what will make trouble later
+    latency: float = 0.0  # seconds of a PING
+    role: str = ""
+    version: str = ""
+    connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
 
 
 class Gate(Protocol):
@@ -62,6 +75,8 @@ class Store(Protocol):
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> Gate: ...
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncGate: ...
+    def health(self) -> Health: ...
+    async def ahealth(self) -> Health: ...
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
 
