@@ -97,6 +97,8 @@ SCHEMES = ("memory://", "redis://", "rediss://", "unix://", "redis+sentinel://",
 
 def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
     """The store of a URL, or the one that was handed in; and whether it is ours to close."""
+    if clock is not None and not callable(getattr(clock, "now", None)):
+        raise ValueError(f"clock must have now(), as a ManualClock does, got {type(clock).__name__} {clock!r:.40}")
     if not isinstance(store, str):
         if not hasattr(store, "open_async"):
             raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_forms()}")

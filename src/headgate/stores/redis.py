@@ -59,6 +59,8 @@ class RedisStore:
     ) -> None:
         self._source = _source(redis, timeout, connect_timeout, max_connections)
         self.prefix = _check_prefix(prefix)
+        if not isinstance(hash_keys, bool):
+            raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
         self._threads: ThreadLink | None = None
