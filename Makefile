@@ -4,16 +4,19 @@
 #   JOBS=2              how many processes run the tests
 #   TESTS=tests/stores  which tests; PYTEST_FLAGS="-k redis -x" how
 #   BENCH_FLAGS=...     what to hand to the benchmark
+#   SERVE_FLAGS="--port 9000 --store redis://..."   what to hand to the service
 
 PYTHON ?= python3
 JOBS ?= 2
 TESTS ?= tests
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
+SERVE_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TOOLS := .venv/.tools
+RUNNABLE := .venv/.runnable
 PURE := build/pure/.built
 COMPILED := build/compiled/.built
 RECIPE := pyproject.toml setup.py
@@ -35,12 +38,15 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
-.PHONY: help test test-pure test-compiled lint format types bench docs-plots clean
+.PHONY: help serve test test-pure test-compiled lint format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## say what there is (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
+	@exec $(BIN)/headgate serve $(SERVE_FLAGS)
 
 # $(call pytest,build,0 or 1,PYTHONPATH): the suite against one build
 pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
@@ -98,7 +104,14 @@ $(BIN)/python:
 $(TOOLS): $(RECIPE) | $(BIN)/python
 	@echo "== tools for tests, lint, build and benchmark"
 	@$(PIP) install --upgrade --group dev
-	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[redis]"
+	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
+	@touch $@ $(RUNNABLE)
+
+# What the service needs and no more: the tools for tests take minutes where the network is slow.
+$(RUNNABLE): $(RECIPE) | $(BIN)/python
+	@echo "== what the service needs"
+	@$(PIP) install "setuptools>=77"
+	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
 	@touch $@
 
 $(PURE): $(SOURCES) $(TOOLS)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
+from benchmarks.service import Contender
 from benchmarks.team import Row
 
 WIDTH = 150  # what the widest table needs; a narrower terminal wraps it
@@ -108,6 +109,16 @@ class Report:
             cells += [f"{figures['us_per_check']:.2f}"]
             cells += [f"{figures[name] / 1e6:.0f}" for name in ("rss_before", "rss_after", "peak_rss")]
             table.add_row(figures["quota"], figures["worker"], *cells)
+        self.console.print(table)
+
+    def service(self, contenders: Sequence[Contender], client: str) -> None:
+        """Show requests a second and the slowest hundredth, beside a handler that does nothing."""
+        columns = ["requests/s", "p99 ms", "of hello"]
+        table = self._table(f"Service, one worker, asked by {client}", ["contender"], columns)
+        floor = contenders[0].per_second
+        for one in contenders:
+            cells = [f"{one.per_second:,.0f}", f"{one.p99_ms:.2f}", f"{one.per_second / floor:.2f}"]
+            table.add_row(one.name, *cells, style="bold" if one.name.startswith(OURS) else "dim")
         self.console.print(table)
 
     def bars(self, bars: Sequence[Bar]) -> None:

@@ -27,7 +27,7 @@ from benchmarks.team import Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "size")
+PARTS = ("memory", "redis", "async", "size", "service")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -192,6 +192,24 @@ def size(plan: Plan, results: Results, progress: Progress, report: Report) -> No
     results.bars += figures.size_bars(live, floods)
 
 
+def service(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """Over HTTP: one worker on memory and on Redis beside a bare handler, and two instances that share a limit."""
+    from benchmarks import service as http  # needs granian, which the other parts do not
+
+    _, path = plan.main_build
+    quick = plan.scale is QUICK
+    with http.script() as script:
+        contenders = http.throughput(url, path, plan.rounds, 1 if quick else 3, script, progress)
+        shared = http.overload(url, path, 4 if quick else 20, script, progress)
+    results.parts["service"] = {
+        "client": http.client_name(),
+        "contenders": [asdict(one) for one in contenders],
+        "overload": asdict(shared),
+    }
+    report.service(contenders, http.client_name())
+    results.bars += http.bars(contenders, shared)
+
+
 def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
     progress.begin("size", 100)
     with Worker(worker, {"part": "size", "libraries": [library], "keys": keys}, path) as child:
@@ -231,7 +249,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if "redis" in plan.parts or "async" in plan.parts:
+    if {"redis", "async", "service"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -240,6 +258,8 @@ def run(plan: Plan) -> Results:
                 redis(plan, server.url, results, progress, report)
             if "async" in plan.parts:
                 asynchronous(plan, server.url, results, progress, report)
+            if "service" in plan.parts:
+                service(plan, server.url, results, progress, report)
     if "size" in plan.parts:
         size(plan, results, progress, report)
     report.bars(results.bars)

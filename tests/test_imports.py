@@ -23,7 +23,8 @@ LAYERS = [
     ["stores.redis"],
     ["waiting", "guard"],
     ["limiter"],
-    ["testing", "cli"],
+    ["testing", "service"],
+    ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -115,6 +116,22 @@ except ImportError as error:
 
 def test_without_redis_py_the_error_names_the_extra() -> None:
     assert "headgate[redis]" in python(NO_REDIS)
+
+
+NO_SERVICE = """
+import sys
+sys.modules["granian"] = sys.modules["msgspec"] = None
+import importlib.util
+from headgate.cli import main
+try:
+    main(["config", "validate"])
+except SystemExit as error:
+    print(error)
+"""
+
+
+def test_without_granian_the_error_names_the_extra() -> None:
+    assert "headgate[service]" in python(NO_SERVICE)
 
 
 NO_CONNECTION = """

@@ -1,0 +1,5 @@
+"""`python -m headgate`: the same as the ``headgate`` command."""
+
+from headgate.cli import main
+
+main()

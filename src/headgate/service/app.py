@@ -1,0 +1,238 @@
+"""One worker: its routes, its state, and what it looks at once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import re
+import secrets
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import time
+from typing import cast
+
+from headgate.service import checks, docs, health, live, metrics, openapi, playground, static
+from headgate.service.address import Locator, network
+from headgate.service.board import (
+    BREAKER_OPEN,
+    BREAKER_OPENED,
+    KEYS,
+    PROBLEMS,
+    RELOAD_OK,
+    RELOADED_AT,
+    RELOADS,
+    RELOADS_FAILED,
+    Board,
+)
+from headgate.service.denied import DeniedKeys
+from headgate.service.files import BadFile, Sources
+from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
+from headgate.service.logs import configure, masked
+from headgate.service.rules import Book
+from headgate.service.settings import Settings
+from headgate.service.tokens import Tokens
+from headgate.stores import Store, open_store
+from headgate.stores.memory import MemoryStore
+
+logger = logging.getLogger("headgate.service")
+
+Handler = Callable[["App", Scope, Exchange], Awaitable[Reply | None]]  # None: it has answered itself
+
+API = "/api/v1/rate-limit"
+ROUTES: dict[str, dict[str, Handler]] = {
+    f"{API}/check": {"GET": checks.check, "POST": checks.check, "HEAD": checks.head},
+    f"{API}/remaining": {"GET": checks.remaining},
+    f"{API}/reset": {"DELETE": checks.reset},
+    f"{API}/check/batch": {"POST": checks.batch},
+    "/actuator/prometheus": {"GET": metrics.scrape},
+    "/metrics": {"GET": metrics.scrape},
+    "/actuator/health": {"GET": health.health},
+    "/actuator/health/liveness": {"GET": health.liveness},
+    "/actuator/health/readiness": {"GET": health.readiness},
+    "/actuator/info": {"GET": health.info},
+    "/openapi.json": {"GET": openapi.serve},
+    "/docs": {"GET": docs.serve},
+    "/live": {"GET": live.stream, "HEAD": live.head},
+    "/playground/check": {"POST": playground.check},
+    "/playground/peek": {"GET": playground.peek},
+}
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class State:
+    """Everything that a reload replaces, at once."""
+
+    def __init__(self, settings: Settings, tokens: Tokens, store: Store, board: Board) -> None:
+        self.settings = settings
+        self.tokens = tokens
+        self.book = Book(settings, store, board)
+        trusted = [network(text) for text in settings.trusted_proxies]
+        self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.shown: Callable[[str], str] = repr if settings.log_keys else masked
+
+
+class App:
+    """What granian runs in each worker."""
+
+    state: State
+    store: Store
+    debug: bool
+
+    def __init__(self, sources: Sources, settings: Settings, board: Path) -> None:
+        self.sources = sources
+        self.board = Board(board)
+        self.denied = DeniedKeys()
+        self.playground = playground.Sessions()
+        self.page = static.load()
+        self.waiting = 0
+        self.watchers = 0
+        self.redis = metrics.RedisNumbers()
+        self._settings = settings
+        self._seen = _stamp(sources.file)
+        self._parent = os.getppid()
+
+    def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Before the first request: take a slab, open the store, make the rules."""
+        settings = self._settings
+        configure(settings.log_level, settings.log_format)
+        slab = self.board.claim()
+        self.slab, self.gauges, self.slots, self.timings = slab, slab.gauges, slab.slots, slab.timings
+        self.store = make_store(settings)
+        self._adopt(settings)
+        self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, self.reload)
+        # A full collection walks over every module and took 10 ms: it was the slowest hundredth of all checks. What is
+        # here now stays for ever, and a check leaves nothing behind that needs a collector.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 100)
+        self._ticker = loop.create_task(self._tick())
+
+    def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """After the last answer."""
+        self._ticker.cancel()
+        loop.run_until_complete(self.store.aclose())
+
+    async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
+        request_id = ""
+        try:
+            route = ROUTES.get(scope.path)
+            handler = route.get(scope.method) if route else None
+            reply = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
+            if reply is None:
+                return
+        except Refusal as refusal:
+            request_id = _request_id(scope) or secrets.token_hex(8)
+            reply = problem(refusal.status, refusal.detail, *refusal.headers, request_id=request_id)
+            self.gauges[PROBLEMS] += 1
+            if self.debug:
+                logger.debug("%d: %s", refusal.status, refusal.detail, extra={"request_id": request_id})
+        except Exception:
+            request_id = _request_id(scope) or secrets.token_hex(8)
+            reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
+            self.gauges[PROBLEMS] += 1
+            logger.exception("Error answering %s, request %s", scope.method, request_id)
+        status, headers, body = reply
+        if request_id or (request_id := _request_id(scope)):
+            headers.append(("x-request-id", request_id))
+        if scope.method == "HEAD":
+            exchange.response_empty(status, headers)
+        elif type(body) is str:
+            exchange.response_str(status, headers, body)
+        else:
+            exchange.response_bytes(status, headers, cast("bytes", body))
+
+    async def _other(self, route: dict[str, Handler] | None, scope: Scope, exchange: Exchange) -> Reply | None:
+        """HEAD and OPTIONS where there is a GET, the page's files, and what there is not."""
+        path, method = scope.path, scope.method
+        file = self.page.get(path) if route is None else None
+        if route is None and file is None:
+            raise Refusal(404, f"there is nothing at {path!r:.80}; see /docs")
+        methods = ["GET"] if route is None else list(route)
+        if "GET" in methods and "HEAD" not in methods:
+            methods.append("HEAD")
+        if method == "OPTIONS":
+            return 204, [("allow", ", ".join([*methods, "OPTIONS"]))], b""
+        if method not in methods:
+            allow = ", ".join([*methods, "OPTIONS"])
+            raise Refusal(405, f"{method:.20} is not possible here; {allow} are", ("allow", allow))
+        if file is not None:
+            return file.reply(scope)
+        assert route is not None
+        return await route["GET"](self, scope, exchange)
+
+    def reload(self) -> None:
+        """Read the file again. A bad one changes nothing but the log and the metric."""
+        self._seen = _stamp(self.sources.file)
+        try:
+            settings = self.sources.read()
+            self._adopt(settings)
+        except BadFile as error:
+            self.gauges[RELOADS_FAILED] += 1
+            self.gauges[RELOAD_OK] = 0
+            logger.error("The new settings are not used, the old ones stay in force: %s", error)
+            return
+        self.gauges[RELOADS] += 1
+        self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
+        logger.warning("Settings read again: rules %s", ", ".join(self.state.book.rules))
+        for name in ("host", "port", "workers", "store", "max_keys", "log_format"):
+            if getattr(settings, name) != getattr(self._settings, name):
+                logger.warning("The new %s needs a restart", name)
+
+    def _adopt(self, settings: Settings) -> None:
+        tokens = Tokens(self.sources.tokens(settings))
+        self.state = State(settings, tokens, self.store, self.board)
+        logging.getLogger("headgate").setLevel(settings.log_level.upper())
+        self.debug = logger.isEnabledFor(logging.DEBUG)
+
+    async def _tick(self) -> None:
+        seconds = 0
+        while True:
+            await asyncio.sleep(1)
+            seconds += 1
+            try:
+                self._look(seconds)
+            except Exception:
+                logger.exception("Error in a worker's own look at itself")
+
+    def _look(self, seconds: int) -> None:
+        """Once a second: how the store is, who is denied, whether there is a new file and still a parent."""
+        seen = self.state.book.lane(None, None).limiter.store_health()
+        self.gauges[BREAKER_OPEN] = seen.state == "open"
+        self.gauges[BREAKER_OPENED] = seen.opened
+        if isinstance(self.store, MemoryStore):
+            self.gauges[KEYS] = len(self.store)
+        if seconds % 60 == 0:
+            self.denied.fade()
+        self.slab.write(self.denied.encoded())
+        if self.sources.file is not None and _stamp(self.sources.file) != self._seen:
+            self.reload()
+        if os.getppid() != self._parent:
+            logger.error("The main process is gone: this worker stops")
+            signal.raise_signal(signal.SIGTERM)
+
+
+def make_store(settings: Settings) -> Store:
+    """The store that all limiters of a worker share."""
+    if settings.store == "memory://":
+        return MemoryStore(max_keys=settings.max_keys)
+    return open_store(settings.store, None, {})[0]
+
+
+def _stamp(file: Path | None) -> object:
+    """What changes when the file does. A file that is missing for a moment is being replaced."""
+    try:
+        found = file.stat() if file else None
+    except OSError:
+        return None
+    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _request_id(scope: Scope) -> str:
+    given = scope.headers.get("x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""

@@ -1,0 +1,178 @@
+"""Settings from the command line, the environment and a file, in this order of precedence; errors name the line."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headgate.service.settings import BadSetting, Settings, check, convert
+from headgate.service.tokens import SCOPES, digest
+
+DEFAULT_FILE = Path("headgate.toml")
+PREFIX = "HEADGATE_"
+# what the environment may set besides tokens; a list is written with commas
+FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in ("rules", "plans", "tokens"))
+LISTS = ("trusted_proxies", "client_headers")
+
+Path_ = tuple[str | int, ...]
+
+
+class BadFile(ValueError):
+    """A file, or something in the environment, that the service cannot start with."""
+
+
+class Sources:
+    """Where settings come from, so that they can be read again."""
+
+    def __init__(self, file: Path | None, given: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self.file = file
+        self._given = {name: value for name, value in given.items() if value is not None}
+        self._environment = environment
+
+    def read(self) -> Settings:
+        """All of it, merged and checked. Raises `BadFile`."""
+        settings = Settings() if self.file is None else read_file(self.file)
+        settings = msgspec.structs.replace(settings, **_from_environment(self._environment))
+        settings = msgspec.structs.replace(settings, **self._given)
+        try:
+            check(settings)
+        except BadSetting as error:  # the file alone was fine
+            raise BadFile(str(error)) from None
+        return settings
+
+    def tokens(self, settings: Settings) -> list[tuple[str, str]]:
+        """Digest and scope of each token: HEADGATE_ADMIN_TOKEN and so on, and those of the file."""
+        found = []
+        for scope in SCOPES:
+            name = f"{PREFIX}{scope.upper()}_TOKEN"
+            for token in re.split(r"[\s,]+", self._environment.get(name, "").strip()):
+                if token:
+                    found.append((digest(token), scope))
+        for i, token in enumerate(settings.tokens):
+            known = token.sha256
+            if token.file:
+                try:
+                    secret = Path(token.file).read_text(encoding="utf-8").strip()
+                except (OSError, UnicodeDecodeError) as error:
+                    raise BadFile(f"tokens.{i}.file: cannot read {token.file!r}: {error}") from None
+                if not secret:
+                    raise BadFile(f"tokens.{i}.file: {token.file!r} is empty")
+                known = digest(secret)
+            found.append((known, token.scope))
+        return found
+
+
+def sources(config: str | None, given: Mapping[str, Any]) -> Sources:
+    """The sources of a command line: *config* or HEADGATE_CONFIG, or headgate.toml here if there is one."""
+    named = config or os.environ.get(PREFIX + "CONFIG")
+    file = Path(named) if named else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+    return Sources(file, given, dict(os.environ))
+
+
+def read_file(path: Path) -> Settings:
+    """The settings of a TOML or YAML file. Raises `BadFile` with the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path}: cannot read it: {error}") from None
+    raw, line_of = _yaml(path, text) if path.suffix in (".yaml", ".yml") else _toml(path, text)
+    try:
+        return convert(raw)
+    except BadSetting as error:
+        raise BadFile(f"{path}:{line_of(error.path)}: {error}") from None
+
+
+def _toml(path: Path, text: str) -> tuple[Any, Any]:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"line (\d+)", str(error))
+        line = at[1] if at else str(text.count("\n") + 1)
+        raise BadFile(f"{path}:{line}: this is no TOML: {error}") from None
+    return raw, lambda wanted: _toml_line(text, wanted)
+
+
+def _toml_line(text: str, wanted: Path_) -> int:
+    """The line that sets *wanted*, or as much of it as can be found."""
+    best, line = 0, 1
+    table: Path_ = ()
+    counts: dict[str, int] = {}
+    for number, content in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", content):
+            table = _toml_path(header[2])
+            if header[1] == "[[":
+                counts[header[2]] = counts.get(header[2], -1) + 1
+                table = (*table, counts[header[2]])
+            here = table
+        elif entry := re.match(r"\s*([^=#]+?)\s*=", content):
+            here = (*table, *_toml_path(entry[1]))
+        else:
+            continue
+        same = _common(here, wanted)
+        if same > best and (same == len(here) or same == len(wanted)):
+            best, line = same, number
+    return line
+
+
+def _common(one: Path_, other: Path_) -> int:
+    """How many steps two paths share."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _toml_path(text: str) -> Path_:
+    return tuple(part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', text))
+
+
+def _yaml(path: Path, text: str) -> tuple[Any, Any]:
+    try:
+        import yaml  # type: ignore[import-untyped]  # it ships no types
+    except ImportError:
+        raise BadFile(f"{path}: YAML needs PyYAML: pip install 'headgate[service]'") from None
+    try:
+        raw = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise BadFile(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {error}") from None
+    return raw or {}, lambda wanted: _yaml_line(root, wanted)
+
+
+def _yaml_line(node: Any, wanted: Path_) -> int:
+    """The line of *wanted*, by the marks that the parser leaves on its nodes."""
+    line = 1
+    for step in wanted:
+        children = node.value if node is not None and isinstance(node.value, list) else []
+        if isinstance(step, int):
+            node = children[step] if step < len(children) else None
+            if node is None:
+                break
+            line = node.start_mark.line + 1
+            continue
+        for child in children:
+            if isinstance(child, tuple) and child[0].value == step:
+                line, node = child[0].start_mark.line + 1, child[1]
+                break
+        else:
+            break
+    return line
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for field in FIELDS:
+        text = environment.get(PREFIX + field.upper())
+        if text is None or text == "":
+            continue
+        value: Any = [part.strip() for part in text.split(",") if part.strip()] if field in LISTS else text
+        try:
+            # of the type that the setting has, out of text
+            found[field] = getattr(msgspec.convert({field: value}, Settings, strict=False), field)
+        except msgspec.ValidationError as error:
+            raise BadFile(f"{PREFIX}{field.upper()}={text!r:.60}: {str(error).partition(' - at')[0]}") from None
+    return found

@@ -1,0 +1,120 @@
+"""What granian hands to a handler and what a handler gives back, and the answers that are not about limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import msgspec
+
+Headers = list[tuple[str, str]]
+Reply = tuple[int, Headers, str | bytes]
+
+MAX_BODY = 1 << 20  # bytes; a batch of 1,000 checks with the longest keys takes a third of it
+
+
+class RequestHeaders(Protocol):
+    def get(self, key: str, default: Any = None) -> Any: ...
+    def get_all(self, key: str) -> list[str]: ...
+
+
+class Scope(Protocol):
+    """A request without its body, as RSGI has it."""
+
+    @property
+    def client(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def query_string(self) -> str: ...
+    @property
+    def headers(self) -> RequestHeaders: ...
+
+
+class Stream(Protocol):
+    async def send_str(self, data: str) -> None: ...
+
+
+class Exchange(Protocol):
+    """The other half of a request: its body, and where the answer goes."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def client_disconnect(self) -> None: ...
+    def response_empty(self, status: int, headers: Headers) -> None: ...
+    def response_str(self, status: int, headers: Headers, body: str) -> None: ...
+    def response_bytes(self, status: int, headers: Headers, body: bytes) -> None: ...
+    def response_stream(self, status: int, headers: Headers) -> Stream: ...
+
+
+class Problem(msgspec.Struct, omit_defaults=True):
+    """What was wrong and what would be right, as RFC 9457 has it."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    requestId: str = ""  # noqa: N815  # a name on the wire
+
+
+class Refusal(Exception):
+    """A request that gets a problem for an answer."""
+
+    def __init__(self, status: int, detail: str, *headers: tuple[str, str]) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
+
+
+TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+_encode = msgspec.json.encode
+
+
+def problem(status: int, detail: str, *headers: tuple[str, str], request_id: str = "") -> Reply:
+    """The answer to a request that cannot be served."""
+    body = _encode(Problem(TITLES[status], status, detail, requestId=request_id))
+    return status, [("content-type", "application/problem+json"), ("cache-control", "no-store"), *headers], body
+
+
+def as_json(value: Any, status: int = 200) -> Reply:
+    return status, [("content-type", "application/json"), ("cache-control", "no-store")], _encode(value)
+
+
+async def body(scope: Scope, exchange: Exchange, most: int = MAX_BODY) -> bytes:
+    """The whole body; too large a one is refused before it is read, or as soon as it shows."""
+    announced = scope.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise Refusal(413, f"the body is {announced} bytes, at most {most} are read")
+    parts, size = [], 0
+    async for part in exchange:
+        size += len(part)
+        if size > most:
+            raise Refusal(413, f"the body is longer than {most} bytes, no more are read")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read_json(scope: Scope, exchange: Exchange, type: Any, form: str) -> Any:
+    """The body as *type*; *form* says in the error what would be right."""
+    kind = scope.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Refusal(415, f"the body is {kind!r:.80}; send application/json: {form}")
+    raw = await body(scope, exchange)
+    try:
+        return msgspec.json.decode(raw, type=type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"cannot read the body: {error}; send {form}") from None

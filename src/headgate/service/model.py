@@ -1,0 +1,79 @@
+"""The checks that a client may send as JSON, and the answers: what the handlers read and the description shows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from headgate.algorithms import ALGORITHMS
+from headgate.keys import MAX_BYTES
+
+BATCH = 1000
+
+Key = Annotated[
+    str,
+    Meta(
+        description=f"whose limit; 1 to {MAX_BYTES} bytes of UTF-8 without control characters. "
+        "Without one it is the client's address",
+        examples=["user:123"],
+        min_length=1,
+        max_length=MAX_BYTES,
+        # only shown: the limiter's own check says more about what is wrong
+        extra_json_schema={"pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$"},
+    ),
+]
+AlgorithmName = Annotated[
+    str,
+    Meta(
+        description="in any case; the rule's own if left out",
+        extra_json_schema={"enum": [name.upper() for name in ALGORITHMS]},
+    ),
+]
+MOST = 1_000_000_000
+# JSON has one kind of number: 5.0 is a whole one too
+Permits = Annotated[int, Meta(ge=1, le=MOST)] | Annotated[float, Meta(ge=1, le=MOST, multiple_of=1)]
+RuleName = Annotated[str, Meta(description="a rule of the file; `default` if left out", examples=["default"])]
+Wait = Annotated[
+    float, Meta(ge=0, description="seconds that the answer may be held until the permits are there", examples=[2])
+]
+
+
+class Check(msgspec.Struct, forbid_unknown_fields=True):
+    """One check."""
+
+    key: Key | msgspec.UnsetType = msgspec.UNSET
+    algorithm: AlgorithmName | msgspec.UnsetType = msgspec.UNSET
+    permits: Permits = 1
+    rule: RuleName | msgspec.UnsetType = msgspec.UNSET
+
+
+class WaitingCheck(Check):
+    """One check that may wait."""
+
+    wait: Wait = 0.0
+
+
+Checks = Annotated[list[Check], Meta(min_length=1, max_length=BATCH)]
+
+
+class Answer(msgspec.Struct):
+    """What was decided."""
+
+    allowed: bool
+    key: str
+    algorithm: str
+    limit: Annotated[int, Meta(description="the capacity")]
+    remaining: Annotated[int, Meta(ge=0)]
+    resetAfterSeconds: Annotated[int, Meta(ge=0, description="until the key is as good as never seen")]  # noqa: N815
+    retryAfterSeconds: Annotated[int, Meta(ge=0, description="0 when allowed, else at least 1")]  # noqa: N815
+    message: str
+    rule: Annotated[str, Meta(description="when it is not `default`")] | msgspec.UnsetType = msgspec.UNSET
+    degraded: (
+        Annotated[bool, Meta(description="true when the store was down and the policy answered")] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    shadow: (
+        Annotated[bool, Meta(description="true when the rule would have denied, were it in force")] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    exempt: Annotated[bool, Meta(description="true when the client is exempt")] | msgspec.UnsetType = msgspec.UNSET

@@ -1,0 +1,204 @@
+"""OpenAPI 3.1 at /openapi.json: the paths, and schemas out of the types that the handlers read and write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import headgate
+from headgate.service.http import Exchange, Problem, Reply, Scope, as_json
+from headgate.service.model import Answer, Check, Checks, WaitingCheck
+
+if TYPE_CHECKING:
+    from headgate.service.app import App, State
+
+_REF = "#/components/schemas/{name}"
+_TYPES = (Answer, Check, WaitingCheck, Problem)
+
+_RATE_HEADERS = {
+    "X-RateLimit-Limit": ("the capacity", "integer"),
+    "X-RateLimit-Remaining": ("what is left of it", "integer"),
+    "X-RateLimit-Reset": ("when the key is as good as never seen: seconds since the epoch, rounded up", "integer"),
+}
+_TEXTS = {
+    400: "the request is wrong; `detail` says what would be right",
+    401: "a token is needed",
+    403: "the token has not the scope",
+    405: "another method",
+    413: "the body is too large",
+    415: "the body is not JSON",
+    503: "the store does not answer, and on_store_error is `raise`",
+}
+
+
+async def serve(app: App, scope: Scope, exchange: Exchange) -> Reply:
+    return as_json(describe(app.state))
+
+
+def describe(state: State) -> dict[str, Any]:
+    """The description of a service with these rules."""
+    (_, schemas) = msgspec.json.schema_components([*_TYPES, Checks], ref_template=_REF)
+    for name in ("Check", "WaitingCheck"):
+        properties = schemas[name]["properties"]
+        properties["rule"]["enum"] = list(state.book.rules)
+        most = max(lane.capacity for lane in state.book.lanes())
+        permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1}
+        properties["permits"] = permits | {"description": "how many to spend"}
+    schemas["WaitingCheck"]["properties"]["wait"]["maximum"] = state.settings.max_wait
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "headgate",
+            "version": headgate.__version__,
+            "description": "A rate limiter for everything that speaks HTTP. Whole seconds are rounded up.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "paths": _paths(schemas),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
+    query = _parameters(schemas["WaitingCheck"])
+    plain = [parameter for parameter in query if parameter["name"] != "wait"]
+    looking = [_at_least_0(parameter) if parameter["name"] == "permits" else parameter for parameter in plain]
+    answer, denied = _answer("granted"), _answer("denied; nothing was spent", "Retry-After")
+    check = {"200": answer, "429": denied, **_problems(400, 401, 403, 503)}
+    posted = {**check, **_problems(413, 415)}
+    return {
+        "/api/v1/rate-limit/check": {
+            "get": _operation("check", "Spend permits", check, query, tag="limits"),
+            "post": _operation(
+                "checkByPost", "The same; a query as of GET works too", posted, [], "WaitingCheck", "limits", False
+            ),
+            "head": _operation(
+                "checkHead", "The head of the answer, nothing spent", _headless(check), query, None, "limits"
+            ),
+        },
+        "/api/v1/rate-limit/remaining": {
+            "get": _operation(
+                "remaining",
+                "The same answer, nothing spent",
+                {"200": answer, **_problems(400, 401, 403, 503)},
+                looking,
+                tag="limits",
+            )
+        },
+        "/api/v1/rate-limit/reset": {
+            "delete": _operation(
+                "reset",
+                "Forget a key (scope admin)",
+                {"200": answer, **_problems(400, 401, 403, 503)},
+                [parameter for parameter in plain if parameter["name"] != "permits"],
+                tag="limits",
+            )
+        },
+        "/api/v1/rate-limit/check/batch": {
+            "post": _operation(
+                "batch",
+                "Many checks, each on its own, answered in order",
+                {"200": _list_of_answers(), **_problems(400, 401, 403, 413, 415, 503)},
+                [],
+                "batch",
+                "limits",
+            )
+        },
+        "/actuator/prometheus": {"get": _operation("prometheus", "Metrics", _text("metrics"), tag="operation")},
+        "/metrics": {"get": _operation("metrics", "The same", _text("metrics"), tag="operation")},
+        "/actuator/health": {"get": _operation("health", "The service and its store", _health(), tag="operation")},
+        "/actuator/health/liveness": {
+            "get": _operation("liveness", "Whether the process answers", _health(), tag="operation")
+        },
+        "/actuator/health/readiness": {
+            "get": _operation("readiness", "Whether it should get traffic", _health(), tag="operation")
+        },
+        "/actuator/info": {
+            "get": _operation(
+                "info", "Version, store, rules", {"200": _object("info"), **_problems(401, 403)}, tag="operation"
+            )
+        },
+    }
+
+
+def _operation(
+    name: str,
+    summary: str,
+    responses: dict[str, Any],
+    parameters: list[dict[str, Any]] | None = None,
+    body: str | None = None,
+    tag: str = "",
+    required: bool = True,
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
+    if parameters:
+        operation["parameters"] = parameters
+    if body:
+        array = {"type": "array", "items": _ref("Check"), "minItems": 1, "maxItems": 1000}
+        schema = array if body == "batch" else _ref(body)
+        operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """A struct's fields as parameters of a query."""
+    parameters = []
+    for name, field in schema["properties"].items():
+        kept = {key: value for key, value in field.items() if key != "description"}
+        parameter = {"name": name, "in": "query", "schema": kept, "description": field.get("description", "")}
+        parameters.append(parameter | {"required": name in schema.get("required", [])})
+    return parameters
+
+
+def _at_least_0(parameter: dict[str, Any]) -> dict[str, Any]:
+    return parameter | {"schema": parameter["schema"] | {"minimum": 0}}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(name=name)}
+
+
+def _json(text: str, name: str, kind: str = "application/json") -> dict[str, Any]:
+    return {"description": text, "content": {kind: {"schema": _ref(name)}}}
+
+
+def _answer(text: str, *more: str) -> dict[str, Any]:
+    headers = {name: {"description": why, "schema": {"type": kind}} for name, (why, kind) in _RATE_HEADERS.items()}
+    for name in more:
+        headers[name] = {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}
+    return _json(text, "Answer") | {"headers": headers}
+
+
+def _list_of_answers() -> dict[str, Any]:
+    schema = {"type": "array", "items": _ref("Answer")}
+    return {"description": "the answers", "content": {"application/json": {"schema": schema}}}
+
+
+def _problems(*statuses: int) -> dict[str, Any]:
+    return {str(status): _json(_TEXTS[status], "Problem", "application/problem+json") for status in statuses}
+
+
+def _text(text: str) -> dict[str, Any]:
+    found = {"description": text, "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {"200": found, **_problems(401, 403)}
+
+
+def _object(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
+
+
+def _health() -> dict[str, Any]:
+    status = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
+    content = {"application/json": {"schema": status}}
+    return {"200": {"description": "UP", "content": content}, "503": {"description": "not UP", "content": content}}
+
+
+def _headless(responses: dict[str, Any]) -> dict[str, Any]:
+    return {
+        status: {key: value for key, value in response.items() if key != "content"}
+        for status, response in responses.items()
+    }

@@ -1,0 +1,168 @@
+"""The main process: read the settings, say what will happen, start the workers, stop them in order."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from granian import Granian
+from granian.constants import Interfaces
+from granian.http import HTTP1Settings, HTTP2Settings
+from granian.log import LogLevels
+
+import headgate
+from headgate.service import logs
+from headgate.service.app import App, make_store
+from headgate.service.board import STOPPING, Board, create
+from headgate.service.files import BadFile, Sources
+from headgate.service.settings import Settings
+from headgate.service.tokens import Tokens
+
+HEADER_BYTES = 64 * 1024
+HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a socket
+GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
+
+
+class Interrupt:
+    """What the main process waits for, in place of granian's `threading.Event`.
+
+    A signal handler that sets an Event while the same thread is about to wait for it is lost, or never gets the
+    Event's lock: two signals at once hung one start in ten. A flag that is looked at has no such moment.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self) -> None:
+        while not self._set:
+            time.sleep(0.1)
+
+
+class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class at import
+    """granian, with SIGHUP for new rules instead of new workers, and a word to the workers before they stop."""
+
+    def __init__(self, board: Path, **options: Any) -> None:
+        self._board = Board(board)
+        super().__init__(**options)
+        self.main_loop_interrupt = Interrupt()
+
+    def signal_handler_interrupt(self, *arguments: Any, **options: Any) -> None:
+        self._board.header[STOPPING] = 1  # streams end by themselves: they would hold the worker up
+        super().signal_handler_interrupt(*arguments, **options)
+
+    def signal_handler_reload(self, *arguments: Any, **options: Any) -> None:
+        for worker in self.wrks:
+            if worker.is_alive():
+                os.kill(worker.inner.pid, signal.SIGHUP)
+
+
+def load(sources: Sources, settings: Settings, board: Path) -> App:
+    """The application of a worker, made in its process."""
+    return App(sources, settings, board)
+
+
+def serve(sources: Sources) -> None:
+    """Serve until told to stop. Raises `BadFile` for settings that cannot be used, OSError for a port that is taken."""
+    settings = sources.read()
+    tokens = Tokens(sources.tokens(settings))
+    try:
+        make_store(settings)  # connects to nothing; says what is wrong with the URL, or missing
+    except (ValueError, ImportError) as error:
+        raise BadFile(f"store: {error}") from None
+    settings.port = _free(settings.host, settings.port)
+    logs.configure(settings.log_level, settings.log_format)
+    with tempfile.TemporaryDirectory(prefix="headgate-") as folder:
+        board = Path(folder) / "board"
+        create(board, settings.workers, int(time.time()))
+        server = Server(
+            board,
+            target="headgate.service",
+            address=settings.host,
+            port=settings.port,
+            interface=Interfaces.RSGI,
+            workers=settings.workers,
+            websockets=False,
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_SECONDS, max_buffer_size=HEADER_BYTES),
+            http2_settings=HTTP2Settings(max_headers_size=HEADER_BYTES),
+            log_level=LogLevels.warning,
+            log_dictconfig=logs.granian(settings.log_format),
+            respawn_failed_workers=True,
+            workers_kill_timeout=round(settings.max_wait) + GRACE,
+        )
+        sys.stderr.write(banner(sources, settings, tokens) + "\n")
+        server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
+
+
+def _free(host: str, port: int) -> int:
+    """The port, if it is free. Asked here because granian shares ports: two services would take turns on one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if os.name == "posix":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen()
+        return int(probe.getsockname()[1])
+
+
+def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
+    """What somebody who starts it wants to see."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    build = "compiled" if headgate.COMPILED else "pure Python"
+    rules = list(settings.rules)
+    shown = ", ".join(rules[:8]) + (f" and {len(rules) - 8} more" if len(rules) > 8 else "")
+    lines = [
+        f"headgate {headgate.__version__} ({build})",
+        f"  serving  http://{host}:{settings.port}/   (API: /docs, metrics: /metrics)",
+        f"  store    {redacted(settings.store)}",
+        f"  rules    {shown or 'the defaults only'}   ({sources.file or 'no file'})",
+        f"  workers  {settings.workers}",
+    ]
+    lines += [f"  warning  {text}" for text in warnings(settings, tokens)]
+    return "\n".join(lines)
+
+
+def warnings(settings: Settings, tokens: Tokens) -> list[str]:
+    """What is unsafe or surprising about these settings."""
+    found = []
+    if not _is_loopback(settings.host) and not len(tokens):
+        found.append(
+            f"{settings.host} is reachable from elsewhere and no token is set: anybody may check and reset any key; "
+            "set HEADGATE_ADMIN_TOKEN and HEADGATE_CHECK_TOKEN"
+        )
+    if settings.store == "memory://" and settings.workers > 1:
+        found.append(
+            f"each of the {settings.workers} workers counts in its own memory, so limits are up to "
+            f"{settings.workers} times as high; use a Redis store, or one worker"
+        )
+    if any(text in ("0.0.0.0/0", "::/0") for text in settings.trusted_proxies):
+        found.append("trusted_proxies has every address: clients can choose their own")
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def redacted(url: str) -> str:
+    """A store's URL without the password."""
+    scheme, found, rest = url.partition("://")
+    if not found or "@" not in rest:
+        return url
+    return f"{scheme}://***@{rest.rpartition('@')[2]}"

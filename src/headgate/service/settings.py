@@ -1,0 +1,200 @@
+"""What an operator may set: the types, which are the schema too, and the rules that types cannot say.
+
+Strict: an unknown field, a quota that does not read, a network with host bits set stop the start, with the field's path
+and what would be right. `headgate.service.files` adds the file and the line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from headgate.algorithms import ALGORITHMS
+from headgate.quota import Quota
+from headgate.rule import POLICIES, Rule
+from headgate.service import address
+from headgate.stores import SCHEMES
+
+BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
+DEFAULT_BUCKET = "10/second burst 100"  # of the specification: a capacity of 100, 10 a second
+DEFAULT_WINDOW = "100/minute"
+NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: they become labels, header values, parts of Redis keys
+
+Text = Annotated[str, Meta(min_length=1)]
+QuotaText = Annotated[str, Meta(description="'100/minute', '80/10 minutes', '10/second burst 100'")]
+Quotas = QuotaText | list[QuotaText]
+Policy = Literal["allow", "deny", "local", "raise"]
+Header = Literal["x-forwarded-for", "x-real-ip", "forwarded"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One rule. Its name is the name of its table: [rules.login]."""
+
+    quotas: Annotated[
+        Quotas | dict[str, Quotas] | None,
+        Meta(description="a quota, several that must all allow, or a table of both kinds: bucket = ..., window = ..."),
+    ] = None
+    algorithm: Annotated[str, Meta(description="token_bucket, ..., in any case; a check may ask for another")] = (
+        "token_bucket"
+    )
+    key: Annotated[list[Text], Meta(description="parts of the key: key, address, header:NAME", min_length=1)] = (
+        msgspec.field(default_factory=lambda: ["key"])
+    )
+    cost: Annotated[int, Meta(ge=1, description="permits that each permit of a check costs")] = 1
+    on_store_error: Annotated[Policy, Meta(description="the answer when the store cannot")] = "allow"
+    shadow: Annotated[bool, Meta(description="decide and count, but always allow")] = False
+    overrides: Annotated[dict[str, Quotas], Meta(description="other quotas, or a plan's name, for single keys")] = {}
+    exempt: Annotated[list[Text], Meta(description="keys, and networks of clients, that are always allowed")] = []
+
+
+class TokenSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A token: its SHA-256 as `headgate token` prints it, or the name of a file that holds it."""
+
+    scope: Literal["check", "read", "admin"]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = ""
+    file: str = ""
+
+
+class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Everything that the file may say. Host, port, store, workers and log_format need a restart to change."""
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    workers: Annotated[int, Meta(ge=1, le=256)] = 1
+    store: Annotated[Text, Meta(description="memory://, redis://host:port/db, ...")] = "memory://"
+    max_keys: Annotated[int, Meta(ge=1, description="bound of the memory store")] = 1_000_000
+    trusted_proxies: Annotated[list[str], Meta(description="networks whose word about a client counts")] = []
+    client_headers: Annotated[list[Header], Meta(description="where they write it; the first that is there counts")] = (
+        msgspec.field(default_factory=lambda: ["x-forwarded-for", "x-real-ip"])
+    )
+    ipv6_prefix: Annotated[int, Meta(ge=16, le=128)] = 64
+    max_wait: Annotated[float, Meta(ge=0, le=3600, description="seconds that wait= may ask for")] = 30.0
+    ietf_headers: Annotated[bool, Meta(description="RateLimit and RateLimit-Policy as well, of draft 08 to 11")] = False
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "text"
+    log_keys: Annotated[bool, Meta(description="keys in clear in logs; else a digest of each")] = False
+    rules: dict[str, RuleSettings] = {}
+    plans: Annotated[dict[str, Quotas], Meta(description="quotas that overrides can name")] = {}
+    tokens: list[TokenSettings] = []
+
+
+class BadSetting(ValueError):
+    """One setting is wrong; *path* names it from the top."""
+
+    def __init__(self, path: tuple[str | int, ...], why: str) -> None:
+        super().__init__(why)
+        self.path = path
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)}: {self.why}" if self.path else self.why
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def convert(raw: Any) -> Settings:
+    """Settings out of what a file holds."""
+    found: Settings = _convert(raw, Settings, ())
+    check(found)
+    return found
+
+
+def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        why, _, place = str(error).partition(" - at `")
+    inner = place.removeprefix("key in ").lstrip("`").removeprefix("$").rstrip("`")
+    known, anywhere, _ = inner.partition("[...]")
+    if anywhere and known == ".rules":  # of which table it is, msgspec does not say
+        for name, rule in raw["rules"].items():
+            _convert(rule, RuleSettings, ("rules", name))
+    steps = re.findall(r"\.([^.\[]+)|\[(\d+)\]", known)
+    path = (*path, *(int(number) if number else name for name, number in steps))
+    if unknown := re.search("unknown field `(.*)`", why):
+        kind = TokenSettings if "tokens" in path else kind
+        why = f"there is no such setting; known are {', '.join(kind.__struct_fields__)}"
+        path = (*path, unknown[1])
+    raise BadSetting(path, why[:1].lower() + why[1:])
+
+
+def check(settings: Settings) -> None:
+    """Refuse what the types let through."""
+    if settings.store != "memory://" and not settings.store.startswith(SCHEMES):
+        shown = settings.store.partition("//")[0]
+        raise BadSetting(("store",), f"unknown store {shown!r:.40}; it starts with one of {', '.join(SCHEMES)}")
+    for i, text in enumerate(settings.trusted_proxies):
+        if text == "*":
+            why = "'*' would let every client choose its own address; name your proxies' networks"
+            raise BadSetting(("trusted_proxies", i), why)
+        _try(("trusted_proxies", i), address.network, text)
+    for name, quotas in settings.plans.items():
+        _check_name(("plans", name), name)
+        for quota in listed(quotas):
+            _try(("plans", name), Quota.parse, quota)
+    for name, rule in settings.rules.items():
+        _check_name(("rules", name), name)
+        _check_rule(("rules", name), name, rule, settings.plans)
+    for i, token in enumerate(settings.tokens):
+        if bool(token.sha256) == bool(token.file):
+            raise BadSetting(("tokens", i), "give sha256 or file, one of them; `headgate token` prints both")
+
+
+def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dict[str, Quotas]) -> None:
+    kind = rule.algorithm.lower()
+    if kind not in ALGORITHMS:
+        why = f"unknown algorithm {rule.algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}"
+        raise BadSetting((*path, "algorithm"), why)
+    if rule.quotas is None and name != "default":
+        raise BadSetting(path, 'a rule needs quotas, for example quotas = "100/minute"')
+    if isinstance(rule.quotas, dict):
+        for family, quotas in rule.quotas.items():
+            if family not in ("bucket", "window"):
+                why = f"a table of quotas has bucket and window, not {family!r:.40}"
+                raise BadSetting((*path, "quotas", family), why)
+            own = BUCKETS[0] if family == "bucket" else "sliding_window"
+            _try((*path, "quotas", family), Rule, quotas, own, name)
+    _try((*path, "quotas"), Rule, quotas_for(rule, kind), kind, name)
+    for key, quotas in rule.overrides.items():
+        _try((*path, "overrides", key), Rule, planned(quotas, plans), kind, name)
+    for i, part in enumerate(rule.key):
+        if part not in ("key", "address") and not re.fullmatch("header:[A-Za-z0-9-]+", part):
+            raise BadSetting((*path, "key", i), f"{part!r:.40} is no part of a key; use key, address or header:NAME")
+    assert rule.on_store_error in POLICIES
+
+
+def quotas_for(rule: RuleSettings, kind: str) -> Quotas:
+    """The quotas that *rule* has under the algorithm *kind*: where it says nothing, those of the specification."""
+    family = "bucket" if kind in BUCKETS else "window"
+    defaults = {"bucket": DEFAULT_BUCKET, "window": DEFAULT_WINDOW}
+    if isinstance(rule.quotas, dict):
+        return rule.quotas.get(family, defaults[family])
+    return defaults[family] if rule.quotas is None else rule.quotas
+
+
+def planned(quotas: Quotas, plans: dict[str, Quotas]) -> Quotas:
+    """*quotas*, or those of the plan that it names."""
+    return plans.get(quotas, quotas) if isinstance(quotas, str) else quotas
+
+
+def listed(quotas: Quotas) -> list[str]:
+    return [quotas] if isinstance(quotas, str) else quotas
+
+
+def _check_name(path: tuple[str, ...], name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadSetting(path, f"{name!r:.80} is no name: 1 to 64 letters, digits, dots, dashes, underscores")
+
+
+def _try(path: tuple[str | int, ...], make: Any, *arguments: Any) -> None:
+    try:
+        make(*arguments)
+    except ValueError as error:
+        raise BadSetting(path, str(error)) from None

@@ -1,0 +1,49 @@
+"""Services to ask: one on memory that tests share, and others that a test starts for itself."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.service.running import Service
+
+Start = Callable[..., Service]
+
+_keys = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def service() -> Iterator[Service]:
+    """The defaults, on memory; shared, so each test takes keys of its own."""
+    started = Service()
+    yield started
+    started.forget()
+
+
+@pytest.fixture(autouse=True)
+def within_a_minute() -> None:
+    """Let no test begin just before a minute ends: windows that start anew with it are not what tests are about."""
+    left = 60 - time.time() % 60
+    if left < 3:
+        time.sleep(left)
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test uses."""
+    return f"key-{next(_keys)}"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start services that end with the test."""
+    started: list[Service] = []
+
+    def begin(*arguments: str, **options: object) -> Service:
+        started.append(Service(*arguments, **options))  # type: ignore[arg-type]  # handed on as they are
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.forget()

@@ -1,0 +1,183 @@
+"""A service of our own: a real process on a free loopback port, asked over real sockets, stopped by process id."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from tests.servers import DIE_WITH_PARENT, free_port
+
+START = 30.0  # seconds; a busy machine is slow to start Python
+API = "/api/v1/rate-limit"
+
+
+class Answer:
+    """One answer, read to its end."""
+
+    def __init__(self, found: http.client.HTTPResponse) -> None:
+        self.status = found.status
+        self.headers = found.headers
+        self.body = found.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def problem(self) -> str:
+        """What a problem says; fails if this is none."""
+        assert self.headers["content-type"] == "application/problem+json", (self.status, self.body)
+        assert self.json["status"] == self.status
+        detail: str = self.json["detail"]
+        return detail
+
+
+class Service:
+    """A running service. *environment* is all that it sees of ours that begins with HEADGATE_."""
+
+    def __init__(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, config: str = "", suffix: str = ".toml"
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="headgate-test-")
+        self.folder = Path(self._folder.name)
+        self.config = self.folder / f"rules{suffix}"
+        if config:
+            self.config.write_text(config)
+            arguments = ("--config", str(self.config), *arguments)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        self._environment = inherited | dict(environment or {})
+        self._log = (self.folder / "log").open("wb")
+        for _ in range(3):  # somebody else may take the free port first
+            self.port = free_port()
+            self.process = self._spawn(["serve", "--port", str(self.port), *arguments])
+            if self._listens():
+                break
+        else:
+            raise RuntimeError(f"the service does not start: {self.log()}")
+
+    def _spawn(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "headgate", *arguments]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def _listens(self) -> bool:
+        deadline = time.monotonic() + START
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                return self.get("/actuator/health/liveness").status == 200
+            except OSError:
+                time.sleep(0.02)
+        return False
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+
+    def ask(
+        self, method: str, path: str, query: Any = None, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """One request on a connection of its own; *query* is a mapping, pairs, or text that goes as it is."""
+        connection = self.connect()
+        try:
+            return self.on(connection, method, path, query, body, headers)
+        finally:
+            connection.close()
+
+    @staticmethod
+    def on(
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        query: Any = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """The same on a connection that stays open."""
+        if query:
+            path += "?" + (query if isinstance(query, str) else urlencode(query))
+        sent = dict(headers or {})
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+            sent.setdefault("content-type", "application/json")
+        connection.request(method, path, body, sent)
+        return Answer(connection.getresponse())
+
+    def get(self, path: str, query: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        return self.ask("GET", path, query, headers=headers)
+
+    def check(self, key: str | None = None, headers: Mapping[str, str] | None = None, **query: Any) -> Answer:
+        return self.get(f"{API}/check", query if key is None else {"key": key, **query}, headers)
+
+    def remaining(self, key: str | None = None, headers: Mapping[str, str] | None = None, **query: Any) -> Answer:
+        return self.get(f"{API}/remaining", query if key is None else {"key": key, **query}, headers)
+
+    def reset(self, key: str | None = None, headers: Mapping[str, str] | None = None, **query: Any) -> Answer:
+        return self.ask("DELETE", f"{API}/reset", query if key is None else {"key": key, **query}, headers=headers)
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of a scrape, by name with labels."""
+        lines = self.get("/metrics").body.decode().splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """Ask it to stop; the exit code."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self._log.close()
+
+    def forget(self) -> None:
+        """Stop it and remove what it left."""
+        self.stop()
+        self._folder.cleanup()
+
+
+def headgate(*arguments: str, folder: Path, environment: Mapping[str, str] | None = None) -> Any:
+    """Run the command to its end."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "headgate", *arguments],
+        cwd=folder,
+        env=inherited | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def eventually(true: Any, what: str, seconds: float = 30.0) -> None:
+    """Wait until *true* says so."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,128 @@
+"""Who is asking: proxies that are trusted are believed as far as they can have seen, everybody else not at all."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from headgate.service.address import Locator, network
+from tests.service.conftest import Start
+from tests.service.running import Service
+
+
+class Lines:
+    """Headers with the lines that came."""
+
+    def __init__(self, **lines: str | list[str]) -> None:
+        self._lines = {
+            name.replace("_", "-"): [value] if isinstance(value, str) else value for name, value in lines.items()
+        }
+
+    def get(self, key: str, default: object = None) -> object:
+        return self._lines.get(key, [default])[0]
+
+    def get_all(self, key: str) -> list[str]:
+        return self._lines.get(key, [])
+
+
+TRUSTED = [network("10.0.0.0/8"), network("2001:db8:ffff::/48")]
+ALL = ("x-forwarded-for", "x-real-ip", "forwarded")
+
+# peer, headers, the key
+CLIENTS = [
+    ("203.0.113.9:1", Lines(x_forwarded_for="1.2.3.4"), "203.0.113.9"),
+    ("10.0.0.1:1", Lines(), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="1.2.3.4"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="6.6.6.6, 1.2.3.4"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for=["6.6.6.6", "1.2.3.4"]), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="6.6.6.6, 1.2.3.4, 10.0.0.2"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="1.2.3.4:5555"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="::ffff:102:304"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="[2001:db8::1]:443"), "2001:db8::/64"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="2001:db8::1"), "2001:db8::/64"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="1.2.3.4, unknown"), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="1.2.3.4, unknown, 10.0.0.2"), "10.0.0.2"),
+    ("10.0.0.1:1", Lines(x_forwarded_for=""), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_forwarded_for=", ,"), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="10.0.0.3, 10.0.0.2"), "10.0.0.3"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="9.9.9.9, " * 50 + "10.0.0.2"), "9.9.9.9"),
+    ("10.0.0.1:1", Lines(x_forwarded_for=", ".join(["9.9.9.9"] + 30 * ["10.0.0.2"])), "10.0.0.2"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="01.2.3.4"), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_forwarded_for="1.2.3.4\0"), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(x_real_ip="1.2.3.4"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(x_real_ip="1.2.3.4", x_forwarded_for="5.6.7.8"), "5.6.7.8"),
+    ("203.0.113.9:1", Lines(x_real_ip="1.2.3.4"), "203.0.113.9"),
+    ("10.0.0.1:1", Lines(forwarded="for=1.2.3.4;proto=https"), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(forwarded='by=x;For="[2001:db8::1]:4711"'), "2001:db8::/64"),
+    ("10.0.0.1:1", Lines(forwarded='for=6.6.6.6, for="1.2.3.4:99"'), "1.2.3.4"),
+    ("10.0.0.1:1", Lines(forwarded='for="6.6.6.6, for=7.7.7.7"'), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(forwarded="for=1.2.3.4, for=unknown"), "10.0.0.1"),
+    ("10.0.0.1:1", Lines(forwarded="for=1.2.3.4, proto=https"), "10.0.0.1"),
+    ("203.0.113.9:1", Lines(forwarded="for=1.2.3.4"), "203.0.113.9"),
+    ("[::ffff:10.0.0.1]:1", Lines(x_forwarded_for="1.2.3.4"), "1.2.3.4"),
+    ("[2001:db8:ffff::9]:1", Lines(x_forwarded_for="1.2.3.4"), "1.2.3.4"),
+    ("[fe80::1%eth0]:1", Lines(), "fe80::/64"),
+    ("[::ffff:1.2.3.4]:1", Lines(), "1.2.3.4"),
+    ("[2001:db8:1:2:3:4:5:6]:1", Lines(), "2001:db8:1:2::/64"),
+    ("", Lines(), "unknown"),
+]
+
+
+@pytest.mark.parametrize("peer, headers, key", CLIENTS)
+def test_the_last_that_somebody_trusted_has_seen(peer: str, headers: Lines, key: str) -> None:
+    assert Locator(TRUSTED, ALL, 64).key(peer, headers) == key
+
+
+def test_without_trusted_proxies_headers_mean_nothing() -> None:
+    nobody = Locator([], ALL, 64)
+    for peer, headers, _ in CLIENTS:
+        assert nobody.key(peer, headers) == nobody.key(peer, Lines())
+
+
+def test_one_header_can_be_pinned() -> None:
+    pinned = Locator(TRUSTED, ("x-real-ip",), 64)
+    assert pinned.key("10.0.0.1:1", Lines(x_forwarded_for="6.6.6.6", x_real_ip="1.2.3.4")) == "1.2.3.4"
+
+
+def test_ipv6_prefix() -> None:
+    assert Locator([], ALL, 56).key("[2001:db8:1:2ff::1]:1", Lines()) == "2001:db8:1:200::/56"
+    assert Locator([], ALL, 128).key("[2001:db8::1]:1", Lines()) == "2001:db8::1"
+
+
+SPOOFED: list[Mapping[str, str]] = [
+    {"X-Forwarded-For": "1.2.3.4"},
+    {"x-forwarded-for": "1.2.3.4, 127.0.0.1"},
+    {"X-FORWARDED-FOR": "127.0.0.1, 1.2.3.4"},
+    {"X-Forwarded-For": "unknown"},
+    {"X-Forwarded-For": ""},
+    {"X-Forwarded-For": "a" * 5000},
+    {"X-Forwarded-For": ", ".join(["1.2.3.4"] * 500)},
+    {"X-Forwarded-For": "::ffff:1.2.3.4"},
+    {"X-Forwarded-For": "[::1]:80"},
+    {"X-Forwarded-For": '"1.2.3.4"'},
+    {"X_Forwarded_For": "1.2.3.4"},
+    {"X-Real-IP": "1.2.3.4"},
+    {"X_Real_IP": "1.2.3.4"},
+    {"X-Real-IP": "1.2.3.4", "X-Forwarded-For": "5.6.7.8"},
+    {"Forwarded": "for=1.2.3.4"},
+    {"Forwarded": 'for="[2001:db8::1]"'},
+    {"X-Client-IP": "1.2.3.4"},
+    {"X-Cluster-Client-IP": "1.2.3.4"},
+    {"CF-Connecting-IP": "1.2.3.4"},
+    {"True-Client-IP": "1.2.3.4"},
+    {"Via": "1.1 1.2.3.4"},
+]
+
+
+@pytest.mark.parametrize("headers", SPOOFED, ids=lambda headers: str(headers)[:40])
+def test_spoofed_headers_never_change_the_key(service: Service, headers: Mapping[str, str]) -> None:
+    assert service.remaining(headers=headers).json["key"] == "127.0.0.1"
+
+
+def test_a_trusted_peer_is_believed(start: Start) -> None:
+    service = start(environment={"HEADGATE_TRUSTED_PROXIES": "127.0.0.0/8, 10.0.0.0/8"})
+    assert service.check(headers={"X-Forwarded-For": "6.6.6.6, 1.2.3.4, 10.1.1.1"}).json["key"] == "1.2.3.4"
+    assert service.check(headers={"X-Real-IP": "1.2.3.5"}).json["key"] == "1.2.3.5"
+    assert service.check(headers={"X-Forwarded-For": "2001:db8::1"}).json["key"] == "2001:db8::/64"
+    assert service.check(headers={"X_Forwarded_For": "1.2.3.4"}).json["key"] == "127.0.0.1"
+    assert service.check("named", {"X-Forwarded-For": "1.2.3.4"}).json["key"] == "named"
+    assert service.remaining(headers={"X-Forwarded-For": "1.2.3.4"}, permits=0).json["remaining"] < 100

@@ -1,0 +1,355 @@
+"""Every row of the service's contract, over a real socket."""
+
+import json
+import math
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.places import ALGORITHMS, BUCKETS
+from tests.service.conftest import Start
+from tests.service.running import API, Answer, Service, headgate
+
+NAMES = [name.upper() for name in ALGORITHMS]
+FIELDS = ["allowed", "key", "algorithm", "limit", "remaining", "resetAfterSeconds", "retryAfterSeconds", "message"]
+
+
+def drain(service: Service, key: str, permits: int = 50, **query: Any) -> Answer:
+    """Take until there are no more: the refusal. However slow the machine, a bucket fills slower than this empties."""
+    while (answer := service.check(key, permits=permits, **query)).status == 200:
+        pass
+    return answer
+
+
+class TestCheck:
+    def test_the_body(self, service: Service) -> None:
+        answer = service.check("user:123", algorithm="TOKEN_BUCKET", permits=5)
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "application/json"
+        assert list(answer.json) == FIELDS
+        assert answer.json == {
+            "allowed": True,
+            "key": "user:123",
+            "algorithm": "TOKEN_BUCKET",
+            "limit": 100,
+            "remaining": 95,
+            "resetAfterSeconds": 1,
+            "retryAfterSeconds": 0,
+            "message": "Request allowed",
+        }
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_algorithm_admits_its_capacity_and_no_more(self, service: Service, key: str, name: str) -> None:
+        taken = service.check(key, algorithm=name, permits=100)
+        assert taken.status == 200 and taken.json["remaining"] == 0
+        if name.lower() in BUCKETS:
+            assert taken.json["resetAfterSeconds"] == 10  # 100 at 10 a second
+        refused = service.check(key, algorithm=name, permits=90)
+        assert refused.status == 429
+        assert list(refused.json) == FIELDS
+        assert refused.json["allowed"] is False and refused.json["algorithm"] == name
+        assert refused.json["limit"] == 100 and refused.json["remaining"] < 90
+        assert refused.json["message"] == "Rate limit exceeded"
+        longest = 9 if name.lower() in BUCKETS else 120 if name == "SLIDING_WINDOW_COUNTER" else 60
+        assert 1 <= refused.json["retryAfterSeconds"] <= longest
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_any_case_of_the_algorithm(self, service: Service, key: str, name: str) -> None:
+        for spelling in (name.lower(), name.title()):
+            assert service.check(key, algorithm=spelling).json["algorithm"] == name
+
+    def test_the_default_algorithm_is_the_token_bucket(self, service: Service, key: str) -> None:
+        service.check(key, permits=40)
+        assert service.remaining(key, algorithm="TOKEN_BUCKET").json["remaining"] <= 60
+        assert service.check(key).json["algorithm"] == "TOKEN_BUCKET"
+        assert service.check(key, rule="default").json["remaining"] < 60
+
+    def test_headers_when_allowed(self, service: Service, key: str) -> None:
+        before = time.time()
+        answer = service.check(key, permits=50)
+        assert answer.headers["x-ratelimit-limit"] == "100"
+        assert answer.headers["x-ratelimit-remaining"] == "50"
+        assert before + 5 <= int(answer.headers["x-ratelimit-reset"]) <= math.ceil(time.time() + 5)
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["retry-after"] is None
+
+    def test_headers_when_denied(self, service: Service, key: str) -> None:
+        refused = drain(service, key)
+        assert refused.status == 429
+        assert 1 <= int(refused.headers["retry-after"]) == refused.json["retryAfterSeconds"] <= 5
+        assert refused.headers["x-ratelimit-limit"] == "100"
+        assert int(refused.headers["x-ratelimit-remaining"]) == refused.json["remaining"] < 50
+        assert int(refused.headers["x-ratelimit-reset"]) >= time.time()
+        assert refused.headers["cache-control"] == "no-store"
+
+    def test_waiting_as_long_as_retry_after_says_is_enough(self, service: Service, key: str) -> None:
+        refused = drain(service, key, permits=15)
+        time.sleep(int(refused.headers["retry-after"]))
+        assert service.check(key, permits=15).status == 200
+
+    def test_post_is_the_same(self, service: Service, key: str) -> None:
+        assert service.ask("POST", f"{API}/check", {"key": key, "permits": 10}).json["remaining"] == 90
+        assert service.ask("POST", f"{API}/check", body={"key": key, "permits": 10}).json["remaining"] <= 81
+        both = service.ask("POST", f"{API}/check", {"key": key}, {"algorithm": "GCRA", "permits": 7})
+        assert both.json["remaining"] == 93 and both.json["algorithm"] == "GCRA"
+
+    def test_head_spends_nothing(self, service: Service, key: str) -> None:
+        answer = service.ask("HEAD", f"{API}/check", {"key": key})
+        assert answer.status == 200 and answer.body == b""
+        assert answer.headers["x-ratelimit-remaining"] == "99"  # as GET would say
+        assert service.remaining(key, permits=0).json["remaining"] == 100
+        service.check(key, permits=100)
+        assert service.ask("HEAD", f"{API}/check", {"key": key, "permits": 100}).status == 429
+
+    def test_keys_do_not_share(self, service: Service, key: str) -> None:
+        for other in (f"{key}:a", f"{key}:b", f"{key} a", f"{key}%", f"{key}é{{}}", key.upper()):
+            answer = service.check(other)
+            assert answer.json["key"] == other and answer.json["remaining"] == 99
+
+    def test_a_plus_is_a_space_and_percent_2b_a_plus(self, service: Service, key: str) -> None:
+        assert service.get(f"{API}/check", f"key={key}+a").json["key"] == f"{key} a"
+        assert service.get(f"{API}/check", f"key={key}%2Ba").json["key"] == f"{key}+a"
+
+
+class TestRemaining:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_it_spends_nothing(self, service: Service, key: str, name: str) -> None:
+        service.check(key, algorithm=name, permits=60)
+        answers = [service.remaining(key, algorithm=name) for _ in range(3)]
+        assert all(answer.status == 200 and list(answer.json) == FIELDS for answer in answers)
+        left = [answer.json["remaining"] for answer in answers]
+        assert left == sorted(left) and left[0] >= 39  # it would have left 39; later there may be more, never less
+
+    def test_200_also_when_nothing_is_left(self, service: Service, key: str) -> None:
+        service.check(key, algorithm="FIXED_WINDOW", permits=100)
+        answer = service.remaining(key, algorithm="FIXED_WINDOW")
+        assert answer.status == 200
+        assert answer.json["allowed"] is False and answer.json["retryAfterSeconds"] >= 1
+        assert answer.headers["x-ratelimit-remaining"] == "0" and answer.headers["retry-after"] is None
+
+    def test_a_key_never_seen(self, service: Service, key: str) -> None:
+        answer = service.remaining(key, permits=0)
+        assert answer.json["remaining"] == 100 and answer.json["resetAfterSeconds"] == 0
+
+
+class TestReset:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_as_if_never_seen(self, service: Service, key: str, name: str) -> None:
+        assert drain(service, key, algorithm=name).status == 429
+        answer = service.reset(key, algorithm=name)
+        assert answer.status == 200 and answer.json["remaining"] == 100 and answer.json["key"] == key
+        assert service.check(key, algorithm=name).json["remaining"] == 99
+
+    def test_again_and_for_a_key_never_seen(self, service: Service, key: str) -> None:
+        assert service.reset(key).status == service.reset(key).status == 200
+
+    def test_other_keys_keep_their_state(self, service: Service, key: str) -> None:
+        service.check(key, algorithm="FIXED_WINDOW", permits=30)
+        service.reset(key + "x", algorithm="FIXED_WINDOW")
+        service.reset(key, algorithm="SLIDING_WINDOW")
+        assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 70
+
+    def test_get_does_not_reset(self, service: Service, key: str) -> None:
+        answer = service.get(f"{API}/reset", {"key": key})
+        assert answer.status == 405 and "DELETE" in answer.headers["allow"]
+        assert "DELETE" in answer.problem
+
+
+class TestBatch:
+    def test_answers_in_order(self, service: Service, key: str) -> None:
+        checks = [
+            {"key": key, "permits": 60, "algorithm": "FIXED_WINDOW"},
+            {"key": key, "permits": 60, "algorithm": "FIXED_WINDOW"},
+            {"key": key + "b"},
+            {"key": key, "permits": 40, "algorithm": "fixed_window", "rule": "default"},
+            {},
+        ]
+        answer = service.ask("POST", f"{API}/check/batch", body=checks)
+        assert answer.status == 200 and answer.headers["cache-control"] == "no-store"
+        assert [one["allowed"] for one in answer.json] == [True, False, True, True, True]
+        assert [one["key"] for one in answer.json] == [key, key, key + "b", key, "127.0.0.1"]
+        assert all(list(one) == FIELDS for one in answer.json)
+
+    @pytest.mark.parametrize(
+        "body, says",
+        [
+            ([], "length >= 1"),
+            ([{}] * 1001, "length <= 1000"),
+            ({}, "list"),
+            (["a"], "object"),
+            ([{"key": 5}], "str"),
+            ([{"kee": "a"}], "kee"),
+            ([{"permits": True}], "int"),
+            ([{"permits": 1.5}], "int"),
+            ([{"permits": 0}], ">= 1"),
+            ([{"permits": "1"}], "int"),
+            ([{"key": ""}], "length"),
+            ([{"rule": "nope"}], "unknown rule 'nope'"),
+            ([{"algorithm": "nope"}], "TOKEN_BUCKET"),
+            ([{"permits": 101}], "at most 100"),
+            ([{"key": "a\0"}], "control character"),
+            ([{"key": "é" * 200}], "400 bytes"),
+        ],
+    )
+    def test_a_bad_one_spends_nothing(self, service: Service, key: str, body: object, says: str) -> None:
+        if isinstance(body, list) and body and isinstance(body[0], dict):
+            body = [{"key": key, "permits": 10, "algorithm": "FIXED_WINDOW"}, *body[1:], body[0]]
+            body = body if len(body) < 1000 else [*body, {}]
+        answer = service.ask("POST", f"{API}/check/batch", body=body)
+        assert answer.status == 400 and says in answer.problem
+        assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 100
+
+    def test_not_json(self, service: Service) -> None:
+        answer = service.ask("POST", f"{API}/check/batch", body=b"[{", headers={"content-type": "application/json"})
+        assert answer.status == 400 and "such as" in answer.problem
+        answer = service.ask("POST", f"{API}/check/batch", body=b"a=b", headers={"content-type": "text/plain"})
+        assert answer.status == 415 and "application/json" in answer.problem
+
+
+BAD = [
+    ("algorithm=NOPE", "TOKEN_BUCKET, LEAKY_BUCKET"),
+    ("algorithm=", "TOKEN_BUCKET"),
+    ("rule=nope", "known are default"),
+    ("permits=0", "at least 1"),
+    ("permits=-1", "whole number"),
+    ("permits=1.5", "whole number"),
+    ("permits=1e3", "whole number"),
+    ("permits=", "whole number"),
+    ("permits=%2B1", "whole number"),
+    ("permits=%D9%A1", "whole number"),  # an Arabic digit
+    ("permits=101", "at most 100"),
+    ("permits=99999999999999999999", "whole number"),
+    ("key=", "empty"),
+    ("key=%00", "control character"),
+    ("key=a%0d%0aX-Evil:%201", "control character"),
+    ("key=%ff", "UTF-8"),
+    ("key=%zz", "%25"),
+    ("key=" + "a" * 257, "257 bytes"),
+    ("key=" + "%C3%A9" * 129, "258 bytes"),
+    ("key=a&key=b", "twice"),
+    ("permits=1&permits=2", "twice"),
+    ("kee=a", "unknown parameter 'kee'"),
+    ("wait=x", "seconds"),
+    ("wait=-1", "seconds"),
+    ("wait=nan", "seconds"),
+    ("wait=1e9", "from 0 to 30"),
+]
+
+
+@pytest.mark.parametrize("query, says", BAD, ids=[query[:30] for query, _ in BAD])
+def test_bad_input_is_400_and_says_what_would_be_right(service: Service, query: str, says: str) -> None:
+    answer = service.get(f"{API}/check", query)
+    assert answer.status == 400 and says in answer.problem
+    assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "body, says",
+    [
+        (b"{", "cannot read the body"),
+        (b"", ""),
+        (b"null", "object"),
+        (b'{"permits": "1"}', "int"),
+        (b'{"key": "a", "x": 1}', "unknown field"),
+        (b'{"key": "\xff"}', "body"),
+        (b'{"key": "a", "key": "b", "permits": 1e400}', "body"),
+        (b"[" * 100_000, "body"),
+    ],
+)
+def test_bad_bodies(service: Service, body: bytes, says: str) -> None:
+    answer = service.ask("POST", f"{API}/check", body=body, headers={"content-type": "application/json"})
+    if not body:
+        assert answer.status == 200  # the query alone, and that may be empty
+    else:
+        assert answer.status == 400 and says in answer.problem
+
+
+def test_query_and_body_may_not_disagree(service: Service) -> None:
+    answer = service.ask("POST", f"{API}/check", {"key": "a"}, {"key": "b"})
+    assert answer.status == 400 and "query and in the body" in answer.problem
+
+
+def test_unknown_paths_and_methods(service: Service) -> None:
+    for path in ("/nope", "/api/v1/rate-limit", f"{API}/check/", "//", "/page/../app.py", "/page/nope.js"):
+        assert service.get(path).status == 404
+    answer = service.ask("PUT", f"{API}/check")
+    assert answer.status == 405 and answer.headers["allow"] == "GET, POST, HEAD, OPTIONS"
+    answer = service.ask("OPTIONS", f"{API}/check")
+    assert answer.status == 204 and "POST" in answer.headers["allow"]
+    assert service.ask("HEAD", "/metrics").status == service.ask("HEAD", "/live").status == 200
+
+
+def test_a_request_id_comes_back(service: Service, key: str) -> None:
+    assert service.check(key, {"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    assert service.check("", {"x-request-id": "abc-2"}).json["requestId"] == "abc-2"
+    assert len(service.check("").headers["x-request-id"]) == 16
+    assert service.check(key, {"x-request-id": "a b"}).headers["x-request-id"] is None
+
+
+def test_wait_holds_the_answer_until_there_are_permits(service: Service, key: str) -> None:
+    assert drain(service, key, permits=15).status == 429
+    answer = service.check(key, permits=15, wait=20)
+    assert answer.status == 200 and answer.json["allowed"] is True
+    answer = service.check(key, permits=90, wait=0.2)
+    assert answer.status == 429 and answer.json["retryAfterSeconds"] >= 1
+
+
+def test_whoever_leaves_while_waiting_takes_nothing(service: Service, key: str) -> None:
+    service.check(key, algorithm="FIXED_WINDOW", permits=100)
+    connection = service.connect()
+    connection.request("GET", f"{API}/check?key={key}&algorithm=FIXED_WINDOW&permits=100&wait=30")
+    time.sleep(0.2)
+    connection.close()
+    time.sleep(0.2)
+    service.reset(key, algorithm="FIXED_WINDOW")  # wakes whoever still waits
+    assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 100
+
+
+def test_it_stops_with_0_and_finishes_what_is_in_flight(start: Start) -> None:
+    service = start()
+    idle, streaming = service.connect(), service.connect()
+    service.on(idle, "GET", "/actuator/health")
+    streaming.request("GET", "/live")
+    assert streaming.getresponse().readline().startswith(b"data: ")
+    service.check("a", permits=100)
+    answers: list[Answer] = []
+    asking = threading.Thread(target=lambda: answers.append(service.check("a", permits=20, wait=20)))
+    asking.start()
+    time.sleep(0.5)
+    service.signal(signal.SIGTERM)
+    asking.join(40)
+    assert answers and answers[0].status == 200
+    assert service.stop() == 0
+    idle.close()
+    streaming.close()
+
+
+def test_ctrl_c_is_a_clean_end_too(start: Start) -> None:
+    service = start()
+    service.signal(signal.SIGINT)
+    assert service.stop() == 0
+    assert "Traceback" not in service.log()
+
+
+def test_a_port_that_is_taken(service: Service, start: Start) -> None:
+    done = headgate("serve", "--port", str(service.port), folder=service.folder)
+    assert done.returncode == 1 and "in use" in done.stderr
+    assert service.check("still-there").status == 200
+
+
+def test_environment_and_command_line(start: Start) -> None:
+    service = start(environment={"HEADGATE_STORE": "memory://", "HEADGATE_PORT": "1", "HEADGATE_LOG_FORMAT": "json"})
+    assert service.check("a").status == 200  # the port of the command line
+    service.reset("a")
+    line = service.log().splitlines()[-1]
+    assert json.loads(line)["message"].startswith("Reset of key: #")
+
+
+def test_the_banner(start: Start) -> None:
+    service = start("--workers", "2", "--host", "0.0.0.0", config="[rules.login]\nquotas = '5/minute'\n")
+    text = service.log()
+    assert f"http://0.0.0.0:{service.port}/" in text and "memory://" in text and "login" in text
+    assert "no token is set" in text and "2 times as high" in text

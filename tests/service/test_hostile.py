@@ -1,0 +1,179 @@
+"""Requests that nobody sends by accident: refused, cheaply, and nobody else notices."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from tests.service.conftest import Start
+from tests.service.running import API, Service
+
+CHECK = API.encode() + b"/check"
+
+
+def raw(service: Service, data: bytes) -> bytes:
+    """Everything that comes back for these bytes; nothing if the connection was just closed."""
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
+        try:
+            connection.sendall(data)
+        except OSError:
+            pass  # it has heard enough
+        found = b""
+        try:
+            while part := connection.recv(65536):
+                found += part
+        except OSError:
+            pass
+        return found
+
+
+def get(query: bytes, headers: bytes = b"") -> bytes:
+    return b"GET " + CHECK + b"?" + query + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
+
+
+REFUSED = {
+    "a key of a megabyte": get(b"key=" + b"a" * 1_000_000),
+    "a key of 70 KB": get(b"key=" + b"a" * 70_000),
+    "a key of 60 KB": get(b"key=" + b"a" * 60_000),
+    "an encoded NUL": get(b"key=%00"),
+    "a plain NUL": get(b"key=\0"),
+    "a plain line break": get(b"key=a\r\nX-Evil: 1"),
+    "an encoded line break": get(b"key=a%0d%0aX-Evil:%201"),
+    "bytes that are no text": get(b"key=\xff\xfe"),
+    "encoded bytes that are no text": get(b"key=%c3%28"),
+    "half a surrogate": get(b"key=%ed%a0%80"),
+    "a terminal escape": get(b"key=%1b[31m"),
+    "twenty thousand parameters": get(b"&".join(b"a%d=1" % i for i in range(6000))),
+    "the same parameter": get(b"&".join([b"key=a"] * 1000)),
+    "many headers": get(b"key=a", b"".join(b"X-%d: b\r\n" % i for i in range(1000))),
+    "a header of 200 KB": get(b"key=a", b"X-Big: " + b"b" * 200_000 + b"\r\n"),
+    "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "no such method": b"BREW " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "a body of two lengths": b"POST "
+    + CHECK
+    + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "a body that is too long": (
+        b"POST " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 9999999999\r\n\r\n{"
+    ),
+    "a body without an end": (
+        b"POST " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20
+    ),
+    "deep JSON": (
+        b"POST " + CHECK + b"/batch HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 500000\r\n\r\n" + b"[" * 500_000
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_and_nobody_else_notices(service: Service, key: str, what: str) -> None:
+    found = raw(service, REFUSED[what])
+    assert found == b"" or found.startswith(b"HTTP/1.1 4"), found[:200]
+    head, _, body = found.partition(b"\r\n\r\n")
+    if body:  # else the server itself refused, before there was a request to answer
+        assert b"content-type: application/problem+json" in head
+        assert json.loads(body)["detail"]
+    assert b"X-Evil" not in head and b"\nevil" not in head
+    assert service.check(key).status == 200
+
+
+ODD = {
+    "a request id that is no text": b"X-Request-Id: \xff\xfe\r\n",
+    "a token that is no text": b"Authorization: Bearer \xff\r\n",
+    "an address that is no text": b"X-Forwarded-For: \xff, 1.2.3.4\r\n",
+    "a request id with a tab": b"X-Request-Id: a\tb\r\n",
+    "a content type that is no text": b"Content-Type: \xff\r\nContent-Length: 0\r\n",
+    "a header without a value": b"X-Forwarded-For:\r\n",
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_headers_change_nothing(service: Service, key: str, what: str) -> None:
+    found = raw(service, get(b"key=" + key.encode(), ODD[what]))
+    assert found.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400")), found[:200]
+    assert service.check(key).status == 200
+
+
+def test_odd_headers_of_a_trusted_proxy_with_tokens(start: Start) -> None:
+    service = start(
+        environment={"HEADGATE_ADMIN_TOKEN": "t", "HEADGATE_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_CHECK_TOKEN": "c"},
+        config="[rules.h]\nquotas = '1/s'\nkey = ['header:X-Api-Key']\n",
+    )
+    token = b"Authorization: Bearer t\r\n"
+    for odd in ODD.values():
+        found = raw(service, get(b"", (token if b"Bearer" not in odd else b"") + odd))
+        assert found.startswith((b"HTTP/1.1 200", b"HTTP/1.1 400", b"HTTP/1.1 401")), found[:200]
+    found = raw(service, get(b"rule=h", token + b"X-Api-Key: \xff\xff\r\n"))
+    assert found.startswith(b"HTTP/1.1 4"), found[:200]
+    found = raw(service, get(b"rule=h", token + b"X-Api-Key: " + b"k" * 300 + b"\r\n"))
+    assert found.startswith(b"HTTP/1.1 400") and b"300 bytes" in found
+    assert "Traceback" not in service.log()
+
+
+def test_slow_heads_hold_nobody_up(service: Service, key: str) -> None:
+    slow = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(100)]
+    try:
+        for connection in slow:
+            connection.sendall(b"GET " + CHECK + b" HTTP/1.1\r\nX-Slow: ")
+        for _ in range(20):
+            assert service.check(key).status == 200
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_flood_of_keys_is_bounded_and_frees_nobody(start: Start) -> None:
+    service = start(config="max_keys = 2000\n")
+    service.check("greedy", algorithm="SLIDING_WINDOW", permits=100)
+    connection = service.connect()
+    for i in range(10):
+        checks = [{"key": f"flood-{i}-{j}", "algorithm": "SLIDING_WINDOW"} for j in range(1000)]
+        answer = service.on(connection, "POST", f"{API}/check/batch", body=checks)
+        assert answer.status == 200 and len(answer.json) == 1000
+    connection.close()
+    assert service.check("greedy", algorithm="SLIDING_WINDOW").status == 429
+    assert service.get("/actuator/health").json["components"]["store"]["keys"] <= 2000
+
+
+def test_a_flood_of_denials_is_bounded(start: Start) -> None:
+    service = start(config="[rules.tiny]\nquotas = '1/hour'\n")
+    connection = service.connect()
+    for i in range(5):
+        checks = [{"key": f"k-{i}-{j // 2}", "rule": "tiny"} for j in range(1000)]
+        assert service.on(connection, "POST", f"{API}/check/batch", body=checks).status == 200
+    connection.close()
+    connection = service.connect()
+    connection.request("GET", "/live")
+    answer = connection.getresponse()
+    for _ in range(3):
+        line = answer.readline()
+        answer.readline()
+        shown = json.loads(line.removeprefix(b"data: "))["denied_keys"]
+        if shown:
+            break
+    assert len(shown) <= 20
+    connection.close()
+
+
+def test_many_at_once(service: Service, key: str) -> None:
+    """Half a hundred clients on one key: exactly the limit gets through."""
+    granted: list[int] = []
+
+    def client() -> None:
+        connection = service.connect()
+        for _ in range(4):
+            answer = service.on(
+                connection, "GET", f"{API}/check", {"key": key, "algorithm": "SLIDING_WINDOW", "permits": 1}
+            )
+            granted.append(answer.status)
+        connection.close()
+
+    threads = [threading.Thread(target=client) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert granted.count(200) == 100 and granted.count(429) == 100

@@ -1,0 +1,285 @@
+"""Rules from a file: what they may say, how they are refused, and how they are taken over while the service runs."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from headgate.service.files import BadFile, Sources, read_file
+from tests.service.conftest import Start
+from tests.service.running import API, Service, eventually, headgate
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "headgate.toml"
+
+RULES = """
+trusted_proxies = ["127.0.0.1"]
+
+[plans]
+gold = ["50/minute", "500/hour"]
+
+[rules.default]
+quotas = { bucket = "5/second burst 20", window = "30/minute" }
+
+[rules.login]
+quotas = ["3/minute", "5/hour"]
+algorithm = "SLIDING_WINDOW"
+key = ["key", "address"]
+
+[rules.api]
+quotas = "10/minute"
+algorithm = "fixed_window"
+overrides = { vip = "20/minute", "gold one" = "gold" }
+exempt = ["monitor", "192.0.2.0/24"]
+
+[rules.report]
+quotas = "10/minute"
+algorithm = "fixed_window"
+cost = 4
+
+[rules.try-out]
+quotas = "2/minute"
+algorithm = "gcra"
+shadow = true
+
+[rules.by-token]
+quotas = "2/minute"
+key = ["header:X-Api-Key"]
+"""
+
+
+@pytest.fixture(scope="module")
+def ruled() -> object:
+    service = Service(config=RULES)
+    yield service
+    service.forget()
+
+
+class TestRules:
+    def test_the_default_rule_may_be_another(self, ruled: Service, key: str) -> None:
+        assert ruled.check(key).json["limit"] == 20
+        assert ruled.check(key, algorithm="FIXED_WINDOW").json["limit"] == 30
+
+    def test_several_quotas_all_or_nothing(self, ruled: Service, key: str) -> None:
+        for left in (2, 1, 0):
+            answer = ruled.check(key, rule="login")
+            assert answer.status == 200 and answer.json["remaining"] == left
+            assert answer.json["rule"] == "login" and answer.json["algorithm"] == "SLIDING_WINDOW"
+        assert ruled.check(key, rule="login").status == 429
+
+    def test_parts_of_a_key(self, ruled: Service, key: str) -> None:
+        here = {"x-forwarded-for": "198.51.100.1"}
+        assert ruled.check(key, here, rule="login").json["key"] == f"{key}|198.51.100.1"
+        assert ruled.check(f"{key}|%", here, rule="login").json["key"] == f"{key}%7C%25|198.51.100.1"
+        assert ruled.check(key, rule="login").json["remaining"] == 2  # another address
+        assert ruled.reset(f"{key}|198.51.100.1", rule="login").status == 200
+        assert ruled.remaining(key, here, rule="login", permits=0).json["remaining"] == 3
+
+    def test_a_header_as_the_key(self, ruled: Service, key: str) -> None:
+        assert ruled.check(headers={"x-api-key": key}, rule="by-token").json["key"] == key
+        answer = ruled.check(rule="by-token")
+        assert answer.status == 400 and "x-api-key" in answer.problem
+
+    def test_overrides_and_plans(self, ruled: Service) -> None:
+        assert ruled.check("anybody", rule="api").json["limit"] == 10
+        assert ruled.check("vip", rule="api").json["limit"] == 20
+        assert ruled.check("gold one", rule="api").json["limit"] == 50
+        ruled.reset("vip", rule="api")
+        assert ruled.remaining("vip", rule="api", permits=0).json["remaining"] == 20
+
+    def test_exempt_keys_and_networks(self, ruled: Service) -> None:
+        for _ in range(15):
+            answer = ruled.check("monitor", rule="api")
+            assert answer.status == 200 and answer.json["exempt"] is True and answer.json["remaining"] == 10
+        inside = {"x-forwarded-for": "192.0.2.77"}
+        assert ruled.check("x", inside, rule="api", permits=10).json["exempt"] is True
+        assert ruled.remaining("x", inside, rule="api").status == 200
+        assert "exempt" not in ruled.check("x", {"x-forwarded-for": "192.0.3.1"}, rule="api").json
+
+    def test_cost(self, ruled: Service, key: str) -> None:
+        assert ruled.check(key, rule="report").json["remaining"] == 6
+        assert ruled.check(key, rule="report", permits=1).json["remaining"] == 2
+        assert ruled.check(key, rule="report").status == 429
+        assert ruled.check(key, rule="report", permits=3).status == 400  # 12 of 10
+
+    def test_shadow_always_allows_and_says_so(self, ruled: Service, key: str) -> None:
+        before = ruled.metrics()['rate_limiter_shadow_denied_total{rule="try-out",algorithm="GCRA"}']
+        answers = [ruled.check(key, rule="try-out") for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 200]
+        assert [answer.json.get("shadow") for answer in answers] == [None, None, True]
+        assert answers[2].json["message"] == "Request allowed" and answers[2].headers["retry-after"] is None
+        after = ruled.metrics()['rate_limiter_shadow_denied_total{rule="try-out",algorithm="GCRA"}']
+        assert after == before + 1
+
+    def test_another_algorithm_for_one_call(self, ruled: Service, key: str) -> None:
+        assert ruled.check(key, rule="api", algorithm="GCRA").json["limit"] == 10
+
+    def test_a_batch_with_rules(self, ruled: Service, key: str) -> None:
+        checks = [{"key": key, "rule": "report"}, {"key": "monitor", "rule": "api"}, {"key": key, "rule": "try-out"}]
+        answer = ruled.ask("POST", f"{API}/check/batch", body=checks)
+        assert [one["rule"] for one in answer.json] == ["report", "api", "try-out"]
+        assert answer.json[1]["exempt"] is True and answer.json[0]["remaining"] == 6
+
+    def test_info_and_description_name_them(self, ruled: Service) -> None:
+        rules = {rule["rule"]: rule for rule in ruled.get("/actuator/info").json["rules"]}
+        assert rules["login"] == {"rule": "login", "algorithm": "SLIDING_WINDOW", "quotas": ["3/minute", "5/hour"]}
+        assert rules["try-out"]["shadow"] is True
+        parameters = ruled.get("/openapi.json").json["paths"][f"{API}/check"]["get"]["parameters"]
+        assert parameters[3]["schema"]["enum"] == list(rules)
+
+
+BAD_TOML = [
+    ("port = 'x'", 1, "port"),
+    ("\nprot = 80", 2, "known are host, port"),
+    ("port = 70000", 1, "65535"),
+    ("store = 'http://x'", 1, "redis://"),
+    ("trusted_proxies = ['10.0.0.1/8']", 1, "host bits"),
+    ("trusted_proxies = ['*']", 1, "every client"),
+    ("client_headers = ['x-client-ip']", 1, "x-client-ip"),
+    ("ipv6_prefix = 8", 1, ">= 16"),
+    ("\n\n[rules.a]\n\nquotas = '10 apples'", 5, "100/minute"),
+    ("[rules.a]\nquotas = '10/fortnight'", 2, "fortnight"),
+    ("[rules.a]\nquotas = 10", 2, "str"),
+    ("[rules.a]\nquotas = []", 2, "at least one"),
+    ("[rules.a]\nquotas = '10/m burst 5'\nalgorithm = 'fixed_window'", 2, "burst"),
+    ("[rules.a]\nquotas = '10/m'\nalgorithm = 'magic'", 3, "token_bucket"),
+    ("[rules.b]\nquotas = '1/s'\n[rules.a]\nquotas = '10/m'\n\nshaddow = true", 6, "shadow"),
+    ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "bool"),
+    ("[rules.a]\nquotas = '10/m'\ncost = 0", 3, ">= 1"),
+    ("[rules.a]\nquotas = '10/m'\non_store_error = 'panic'", 3, "panic"),
+    ("[rules.a]\nquotas = '10/m'\nkey = ['ip']", 3, "header:NAME"),
+    ("[rules.a]\nquotas = '10/m'\nkey = []", 3, "length"),
+    ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'platinum' }", 3, "100/minute"),
+    ("[rules.a]\nquotas = { day = '1/d' }", 2, "bucket and window"),
+    ("[rules.a]\nalgorithm = 'gcra'", 1, "needs quotas"),
+    ("[rules.'a b']\nquotas = '10/m'", 1, "no name"),
+    ("[plans]\ngold = 'lots'", 2, "100/minute"),
+    ("[[tokens]]\nscope = 'admin'\n[[tokens]]\nscope = 'god'", 4, "god"),
+    ("[[tokens]]\nscope = 'admin'", 1, "sha256 or file"),
+    ("[[tokens]]\nscope = 'admin'\nsha256 = 'abc'", 3, "64"),
+    ("port = 1\nport = 2", 2, "TOML"),
+    ("rules = 5", 1, "object"),
+]
+
+
+@pytest.mark.parametrize("text, line, says", BAD_TOML, ids=[text[-30:] for text, _, _ in BAD_TOML])
+def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(BadFile) as caught:
+        read_file(file)
+    assert str(caught.value).startswith(f"{file}:{line}: "), caught.value
+    assert says in str(caught.value)
+
+
+BAD_YAML = [
+    ("rules:\n  a:\n    quotas: 10/m\n  b:\n    quotas: 10/x\n", 5, "unknown period"),
+    ("rules:\n  a:\n    quotas: 10/m\n    shaddow: true\n", 4, "shadow"),
+    ("trusted_proxies:\n  - 10.0.0.0/8\n  - nope\n", 3, "no network"),
+    ("a: [", 1, "YAML"),
+    ("- 1\n", 1, "object"),
+    ("rules: !!python/object/apply:os.system ['true']", 1, "YAML"),
+]
+
+
+@pytest.mark.parametrize("text, line, says", BAD_YAML)
+def test_a_bad_yaml_file_too(tmp_path: Path, text: str, line: int, says: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(BadFile) as caught:
+        read_file(file)
+    assert str(caught.value).startswith(f"{file}:{line}: "), caught.value
+    assert says in str(caught.value)
+
+
+def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "port: 9000\nrules:\n  login:\n    quotas: [5/minute, 20/hour]\n    algorithm: sliding_window\n"
+    )
+    (tmp_path / "a.toml").write_text(
+        'port = 9000\n[rules.login]\nquotas = ["5/minute", "20/hour"]\nalgorithm = "sliding_window"\n'
+    )
+    assert read_file(tmp_path / "a.yaml") == read_file(tmp_path / "a.toml")
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("port = 1001\nworkers = 2\nmax_wait = 5\n")
+    environment = {"HEADGATE_PORT": "1002", "HEADGATE_WORKERS": "3", "HEADGATE_LOG_KEYS": "true"}
+    settings = Sources(file, {"port": 1003, "store": None}, environment).read()
+    assert (settings.port, settings.workers, settings.max_wait, settings.store) == (1003, 3, 5.0, "memory://")
+    assert settings.log_keys is True
+    with pytest.raises(BadFile, match="HEADGATE_PORT='many'"):
+        Sources(None, {}, {"HEADGATE_PORT": "many"}).read()
+    with pytest.raises(BadFile, match="trusted_proxies"):
+        Sources(None, {}, {"HEADGATE_TRUSTED_PROXIES": "nope"}).read()
+
+
+def test_the_example_is_a_good_file() -> None:
+    settings = read_file(EXAMPLE)
+    assert len(settings.rules) >= 3
+
+
+class TestReload:
+    def test_on_sighup_and_when_the_file_changes(self, start: Start) -> None:
+        service = start(config="[rules.a]\nquotas = '10/minute'\nalgorithm = 'fixed_window'\n")
+        assert service.check("k", rule="a").json["limit"] == 10
+        service.config.write_text("[rules.a]\nquotas = '20/minute'\nalgorithm = 'fixed_window'\n")
+        eventually(lambda: service.check("k", rule="a").json["limit"] == 20, "the new quota")
+        service.config.write_text("[rules.b]\nquotas = '5/minute'\n")
+        service.signal(signal.SIGHUP)
+        eventually(lambda: service.check("k", rule="b").status == 200, "the new rule")
+        assert service.check("k", rule="a").status == 400
+        assert service.metrics()["rate_limiter_config_reload_success"] == 1
+        assert service.check("k2").status == 200
+
+    def test_state_is_kept_where_the_rule_is_the_same(self, start: Start) -> None:
+        text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'sliding_window'\n"
+        service = start(config=text)
+        service.check("k", rule="a", permits=4)
+        service.config.write_text(text + "[rules.b]\nquotas = '1/hour'\n")
+        eventually(lambda: service.check("k", rule="b").status in (200, 429), "the new rule")
+        assert service.remaining("k", rule="a", permits=0).json["remaining"] == 6
+
+    def test_a_bad_file_changes_nothing_but_log_and_metric(self, start: Start) -> None:
+        service = start(config="[rules.a]\nquotas = '10/minute'\n")
+        service.config.write_text("\n[rules.a]\nquotas = 'nonsense'\n")
+        eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
+        assert service.check("k", rule="a").json["limit"] == 10
+        assert f"{service.config}:3: rules.a.quotas: " in service.log()
+        assert service.metrics()['rate_limiter_config_reloads_total{result="failure"}'] >= 1
+        service.config.write_text("[rules.a]\nquotas = '11/minute'\n")
+        eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 1, "the good one again")
+        assert service.check("k", rule="a").json["limit"] == 11
+
+
+class TestCommands:
+    def test_a_bad_file_stops_the_start(self, tmp_path: Path) -> None:
+        (tmp_path / "headgate.toml").write_text("[rules.a]\nquotas = 'x'\n")
+        done = headgate("serve", "--port", "0", folder=tmp_path)
+        assert done.returncode == 5 and "headgate.toml:2: rules.a.quotas: cannot read the quota 'x'" in done.stderr
+        done = headgate("serve", "--config", "missing.toml", folder=tmp_path)
+        assert done.returncode == 5 and "missing.toml" in done.stderr
+        done = headgate("serve", "--store", "nope://x", folder=tmp_path.parent)
+        assert done.returncode == 5 and "redis://" in done.stderr
+
+    def test_validate(self, tmp_path: Path) -> None:
+        assert headgate("config", "validate", str(EXAMPLE), folder=tmp_path).returncode == 0
+        (tmp_path / "bad.toml").write_text("port = 'x'\n")
+        done = headgate("config", "validate", "bad.toml", folder=tmp_path)
+        assert done.returncode == 5 and done.stderr.startswith("bad.toml:1: port: ")
+
+    def test_show_hides_secrets(self, tmp_path: Path) -> None:
+        (tmp_path / "headgate.toml").write_text("store = 'redis://me:secret@db:6379/0'\n[rules.a]\nquotas='1/s'\n")
+        done = headgate("config", "show", folder=tmp_path, environment={"HEADGATE_ADMIN_TOKEN": "hush"})
+        shown = json.loads(done.stdout)
+        assert shown["store"] == "redis://***@db:6379/0" and shown["rules"]["a"]["quotas"] == "1/s"
+        assert shown["tokens"][0]["scope"] == "admin" and "hush" not in done.stdout
+
+    def test_schema(self, tmp_path: Path) -> None:
+        schema = json.loads(headgate("config", "schema", folder=tmp_path).stdout)
+        assert "trusted_proxies" in schema["$defs"]["Settings"]["properties"]
+
+    def test_help_without_a_command(self, tmp_path: Path) -> None:
+        done = headgate(folder=tmp_path)
+        assert done.returncode == 0 and "serve" in done.stdout
