@@ -57,6 +57,7 @@ ONCE := $(foreach folder,faults service coordination,--ignore=tests/$(folder))
 
 test: lint types $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
 	@rm -rf build/results
+	@$(BIN)/python -m tests.service.deploy.tools # a browser, nginx, Prometheus: real ones, where they can be had
 	@status=0; \
 	echo "== tests, plain Python"; \
 	$(call pytest,pure,0,) $$([ ! -e $(COMPILED) ] || echo $(ONCE)) || status=1; \

@@ -57,6 +57,12 @@ BAD_LIMITERS: list[tuple[dict[str, Any], Error, str]] = [
     ({"quota": "10/s", "on_store_error": "ignore"}, ValueError, "allow"),
     ({"quota": "10/s", "name": ""}, ValueError, "name"),
     ({"quota": "10/s", "max_keys": 0}, ValueError, "max_keys"),
+    ({"quota": "10/s", "clock": 5}, ValueError, "ManualClock"),
+    ({"quota": "10/s", "store": "redis://h", "clock": "now"}, ValueError, "ManualClock"),
+    ({"quota": "10/s", "store": "redis://h", "hash_keys": "no"}, ValueError, "True or False"),
+    ({"quota": "10/s", "store": "redis://h", "timeout": True}, ValueError, "seconds"),
+    ({"quota": "10/s", "store": "redis://h", "timeout": 0}, ValueError, "more than 0"),
+    ({"quota": "10/s", "store": "redis://h", "max_connections": True}, ValueError, "whole number"),
 ]
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headgate import Limiter
+from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
 from tests.servers import Server
 
@@ -71,3 +71,16 @@ def test_a_replica_makes_no_decisions(mortal_server: Server, redis_server: Serve
     store = RedisStore(mortal_server.url)
     assert (store.health().healthy, store.health().reason) == (False, "read-only")
     store.close()
+
+
+def test_by_the_limiter(redis_server: Server) -> None:
+    async def check() -> None:
+        async with AsyncLimiter("5/minute", store=redis_server.url) as limiter:
+            assert (await limiter.health()).role == "master"
+        async with AsyncLimiter("5/minute") as limiter:
+            assert (await limiter.health()).healthy
+
+    with Limiter("5/minute", store=redis_server.url) as limiter:
+        assert limiter.health().healthy
+    assert Limiter("5/minute").health().role == "memory"
+    asyncio.run(check())

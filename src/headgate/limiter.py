@@ -24,7 +24,7 @@ from headgate.guard import AsyncGuard, Guard, Key
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.rule import Quotas, Rule, check_permits
-from headgate.stores import AsyncGate, Gate, Store, StoreHealth, StoreOptions, open_store
+from headgate.stores import AsyncGate, Gate, Health, Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.threads import InThreads
 from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
 
@@ -117,6 +117,10 @@ class Limiter:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
         return self._gate.store_health()
 
+    def health(self) -> Health:
+        """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
+        return self.store.health()
+
     def close(self) -> None:
         """Let go of the store's connections, unless the store was handed in."""
         if self._owned:
@@ -135,7 +139,7 @@ class Limiter:
 
     def _for_async(self) -> AsyncLimiter:
         """What guards an async function: the same rule on the same store, in the same line, without blocking."""
-        rule, store = self.rule, self.store if self._gate.in_process else InThreads(self._gate)
+        rule, store = self.rule, self.store if self._gate.in_process else InThreads(self.store, self._gate)
         twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, store=store, name=rule.name)
         twin._line = self._line
         return twin
@@ -233,6 +237,10 @@ class AsyncLimiter:
     def store_health(self) -> StoreHealth:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
         return self._gate.store_health()
+
+    async def health(self) -> Health:
+        """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
+        return await self.store.ahealth()
 
     async def aclose(self) -> None:
         """Let go of the store's connections, unless the store was handed in."""

@@ -105,7 +105,7 @@ def loading(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
 
 
 @contextmanager
-def paused(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
+def paused(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
     """CLIENT PAUSE, as before a planned failover: whoever writes is kept waiting."""
     node.ask("CLIENT", "PAUSE", 60_000, "WRITE")
     yield

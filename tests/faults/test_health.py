@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import threading
 import time
 
 import pytest
 
 from headgate import AsyncLimiter, Limiter
-from headgate.redis.health import Health
+from headgate.stores import Health
 from headgate.stores.redis import RedisStore
 from tests.faults.clusters import Node, wait_until
-from tests.faults.outages import OUTAGES
+from tests.faults.outages import OUTAGES, paused
 from tests.faults.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
@@ -126,3 +127,22 @@ def test_slower_than_a_check_may_be(node: Node) -> None:
         assert seen.latency > 0.1
         assert time.monotonic() - begun < 2.0
         store.close()
+
+
+def test_a_pool_that_is_exhausted(node: Node) -> None:
+    """Checks are held up, and those that come behind find no connection; the look at the server has its own."""
+    store = RedisStore(node.url, timeout=10, max_connections=2)
+    with Limiter("1000/30d", store=store) as limiter:
+        limiter.try_acquire("k")
+        threads = [threading.Thread(target=limiter.try_acquire, args=("k",)) for _ in range(5)]
+        with paused(node):
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: store.threads().connections()[0].waiting == 3, "three wait for two connections")
+            seen = limiter.health()
+        for thread in threads:
+            thread.join()
+    assert (seen.healthy, seen.reason) == (False, "pool exhausted")
+    assert seen.connections == {"in_use": 2, "idle": 0, "waiting": 3}
+    assert "max_connections" in seen.problems[-1]
+    store.close()

@@ -159,7 +159,7 @@ def _seconds(name: str, value: object, default: float) -> float:
     if value is None:
         return default
     try:
-        seconds = float(value)  # type: ignore[arg-type]  # whatever it is, float() will say
+        seconds = float("no" if isinstance(value, bool) else value)  # type: ignore[arg-type]  # float() will say
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number of seconds, got {value!r}") from None
     if not (math.isfinite(seconds) and seconds > 0):
@@ -169,7 +169,7 @@ def _seconds(name: str, value: object, default: float) -> float:
 
 def _count(value: object) -> int:
     try:
-        count = int(value)  # type: ignore[call-overload]  # whatever it is, int() will say
+        count = 0 if isinstance(value, bool) else int(value)  # type: ignore[call-overload]  # int() will say
     except (TypeError, ValueError):
         count = 0
     if count < 1:

@@ -7,7 +7,6 @@ second: a health check must neither wait behind traffic nor be traffic.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from time import monotonic, time
 from typing import Any
 
@@ -16,23 +15,11 @@ from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, Res
 
 from headgate.redis.address import Address
 from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack, text
+from headgate.stores import Health
 
 WITHIN = 1.0  # seconds for the whole look
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What was seen. Healthy means: decisions can be made. `problems` also names what will make trouble later."""
-
-    healthy: bool
-    reason: str = "ok"  # or: down, slow, loading, read-only, cluster down, out of memory
-    problems: tuple[str, ...] = ()
-    latency: float = 0.0  # seconds of a PING
-    role: str = ""
-    version: str = ""
-    connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
 
 
 def examine(topology: Topology, patience: float) -> Generator[Send, Any, Health]:

@@ -29,10 +29,11 @@ from headgate.plan import arun
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
-from headgate.redis.health import Health, examine
+from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
+from headgate.stores import Health
 
 MAX_BATCH = 64  # quotas looked at
 LAST_TURNS = 3  # of the event loop, to read a reply that came while this process was held up

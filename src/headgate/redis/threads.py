@@ -20,10 +20,11 @@ from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Request, ask, probe
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
-from headgate.redis.health import Health, examine
+from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
+from headgate.stores import Health
 
 # A connection that idled longer than this is looked at before it is used: the server may have closed it.
 IDLE = 0.05  # seconds

@@ -6,7 +6,7 @@ acceptance test of a new one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypedDict
 
 from headgate.clock import Clock
@@ -23,6 +23,19 @@ class StoreHealth:
     opened: int = 0  # times that it was given up, ever
     degraded: int = 0  # answers that the policy gave, ever
     last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a look at the store has seen. Healthy means: decisions can be made."""
+
+    healthy: bool
+    reason: str = "ok"  # or: down, slow, loading, read-only, cluster down, out of memory, refuses, pool exhausted
+    problems: tuple[str, ...] = ()  # in words; also what will make trouble later
+    latency: float = 0.0  # seconds of a PING
+    role: str = ""
+    version: str = ""
+    connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
 
 
 class Gate(Protocol):
@@ -62,6 +75,8 @@ class Store(Protocol):
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> Gate: ...
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncGate: ...
+    def health(self) -> Health: ...
+    async def ahealth(self) -> Health: ...
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
 
@@ -82,6 +97,8 @@ SCHEMES = ("memory://", "redis://", "rediss://", "unix://", "redis+sentinel://",
 
 def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
     """The store of a URL, or the one that was handed in; and whether it is ours to close."""
+    if clock is not None and not callable(getattr(clock, "now", None)):
+        raise ValueError(f"clock must have now(), as a ManualClock does, got {type(clock).__name__} {clock!r:.40}")
     if not isinstance(store, str):
         if not hasattr(store, "open_async"):
             raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_forms()}")

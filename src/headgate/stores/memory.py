@@ -26,7 +26,7 @@ from headgate.compiler import mypyc_attr
 from headgate.decision import Decision, Denial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
-from headgate.stores import StoreHealth
+from headgate.stores import Health, StoreHealth
 
 logger = logging.getLogger("headgate")
 
@@ -83,6 +83,13 @@ class MemoryStore:
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncTable:
         """The same for asyncio; shared with what `open` gives."""
         return AsyncTable(self.open(rule, on_store_error))
+
+    def health(self) -> Health:
+        """As long as there is a process, it is well."""
+        return Health(True, role="memory")
+
+    async def ahealth(self) -> Health:
+        return self.health()
 
     def close(self) -> None:
         """Nothing to let go of; here because every store has it."""

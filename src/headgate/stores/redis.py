@@ -23,12 +23,12 @@ from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.redis import address
-from headgate.redis.health import WITHIN, Health
+from headgate.redis.health import WITHIN
 from headgate.redis.loops import LoopLink
 from headgate.redis.script import Call, Script
 from headgate.redis.threads import ThreadLink
 from headgate.rule import Rule, check_permits
-from headgate.stores import StoreHealth
+from headgate.stores import Health, StoreHealth
 
 Client = redis.Redis | redis.asyncio.Redis
 
@@ -59,6 +59,8 @@ class RedisStore:
     ) -> None:
         self._source = _source(redis, timeout, connect_timeout, max_connections)
         self.prefix = _check_prefix(prefix)
+        if not isinstance(hash_keys, bool):
+            raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
         self._threads: ThreadLink | None = None
@@ -171,6 +173,11 @@ def _with_connections(seen: Health, link: ThreadLink | LoopLink | None) -> Healt
         "idle": sum(server.idle() for server in used),
         "waiting": sum(server.waiting for server in used),
     }
+    if seen.healthy and isinstance(link, ThreadLink) and counts["waiting"] and not counts["idle"]:
+        words = f"{counts['waiting']} callers wait for one of {counts['in_use']} connections: raise max_connections"
+        return dataclasses.replace(
+            seen, healthy=False, reason="pool exhausted", problems=(*seen.problems, words), connections=counts
+        )
     return dataclasses.replace(seen, connections=counts)
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
-from headgate.stores import Gate, StoreHealth
+from headgate.stores import Gate, Health, Store, StoreHealth
 
 R = TypeVar("R")
 
@@ -24,7 +24,8 @@ class InThreads:
 
     in_process = False
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, store: Store, gate: Gate) -> None:
+        self._store = store
         self._gate = gate
 
     @property
@@ -36,6 +37,12 @@ class InThreads:
 
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> InThreads:
         return self
+
+    def health(self) -> Health:
+        return self._store.health()
+
+    async def ahealth(self) -> Health:
+        return await self._run(self._store.health)
 
     def close(self) -> None:
         """The gate belongs to the limiter that lent it."""
@@ -65,7 +72,7 @@ class InThreads:
         return self._gate.store_health()
 
     def within(self, seconds: float) -> InThreads:
-        return InThreads(self._gate.within(seconds))
+        return InThreads(self._store, self._gate.within(seconds))
 
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)
