@@ -12,7 +12,7 @@ import msgspec
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.board import ALLOWED, BOUNDS, DEGRADED, DENIED, NEAR, SHADOW, TIMING_WORDS, UNANSWERED
+from headgate.service.board import ALLOWED, BOUNDS, DEGRADED, DENIED, NEAR, SHADOW, TIMING_WORDS, UNANSWERED, WAITED
 from headgate.service.http import Refusal, Reply
 from headgate.service.ietf import limit_headers
 from headgate.service.rules import Lane
@@ -45,8 +45,9 @@ def count(app: App, lane: Lane, key: str, made: Decision, nanoseconds: int | Non
         timing += TIMING_WORDS
     else:
         slots[slot + DENIED] += 1
-    timings[timing + TIMING_WORDS - 1] += 1
-    if nanoseconds is not None:  # else it was a wait, which says nothing about our speed
+    if nanoseconds is None:  # it waited, which says nothing about our speed
+        timings[timing + WAITED] += 1
+    else:
         timings[timing] += nanoseconds
         timings[timing + 1 + bisect_left(_BOUNDS_NS, nanoseconds)] += 1
     if app.debug:

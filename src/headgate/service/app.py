@@ -31,7 +31,7 @@ from headgate.service.denied import DeniedKeys
 from headgate.service.files import BadFile, Sources
 from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
 from headgate.service.logs import configure, masked
-from headgate.service.rules import Book
+from headgate.service.rules import Book, Lane
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
 from headgate.stores import Store, open_store
@@ -72,6 +72,7 @@ class State:
         self.book = Book(settings, store, board)
         trusted = [network(text) for text in settings.trusted_proxies]
         self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.seen: dict[str, tuple[Lane, str, int]] = {}  # what a check's query asks for, of those that came before
         self.shown: Callable[[str], str] = repr if settings.log_keys else masked
 
 

@@ -32,6 +32,7 @@ logger = logging.getLogger("headgate.service")
 PARAMETERS = frozenset({"key", "algorithm", "permits", "rule"})
 CHECK_PARAMETERS = PARAMETERS | {"wait"}
 FORM = '{"key": "user:123", "algorithm": "TOKEN_BUCKET", "permits": 1, "rule": "default"}'
+MAX_SEEN = 16_384  # queries whose meaning is remembered: the same few keys send most of the traffic
 MAX_WAITERS = 4000  # in one worker; who comes later is answered at once
 
 
@@ -41,9 +42,13 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state = app.state
     if "check" in state.tokens.guarded:
         state.tokens.demand("check", scope.headers)
-    asked = parse(scope.query_string, CHECK_PARAMETERS)
+    query = scope.query_string
+    seen = state.seen.get(query)
+    if seen is not None:
+        return await _take(app, state, *seen, began)
+    asked = parse(query, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    return await _check(app, state, scope, exchange, asked, permits, began)
+    return await _check(app, state, scope, exchange, asked, permits, began, query)
 
 
 async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -54,19 +59,35 @@ async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     if raw := await body(scope, exchange):
         asked, permits = _merged(asked, permits, from_json(scope, raw, WaitingCheck, FORM))
-    return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns())
+    return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
 
 
 async def _check(
-    app: App, state: State, scope: Scope, exchange: Exchange, asked: dict[str, Any], permits: int, began: int
+    app: App,
+    state: State,
+    scope: Scope,
+    exchange: Exchange,
+    asked: dict[str, Any],
+    permits: int,
+    began: int,
+    query: str | None,
 ) -> Reply:
     lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
         return exempted(app, lane, key, perf_counter_ns() - began)
     if "wait" in asked:
         return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
+    answer = await _take(app, state, lane, key, permits * lane.cost, began)
+    if query is not None and "key" in asked and lane.parts is None and lane.exempt_keys is None:
+        # it was a good one, and nothing but the query decided what it asks for
+        if len(state.seen) >= MAX_SEEN:
+            state.seen.clear()
+        state.seen[query] = lane, key, permits * lane.cost
+    return answer
+
+
+async def _take(app: App, state: State, lane: Lane, key: str, cost: int, began: int) -> Reply:
     try:
-        cost = permits * lane.cost if lane.cost != 1 else permits
         made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
         raise Refusal(400, str(error)) from None
