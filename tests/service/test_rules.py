@@ -1,5 +1,6 @@
 """Rules from a file: what they may say, how they are refused, and how they are taken over while the service runs."""
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -288,6 +289,10 @@ class TestCommands:
     def test_schema(self, tmp_path: Path) -> None:
         schema = json.loads(headgate("config", "schema", folder=tmp_path).stdout)
         assert "trusted_proxies" in schema["$defs"]["Settings"]["properties"]
+
+    def test_token(self, tmp_path: Path) -> None:
+        _, token, _, digest = headgate("token", folder=tmp_path).stdout.split()
+        assert len(token) >= 40 and hashlib.sha256(token.encode()).hexdigest() == digest
 
     def test_help_without_a_command(self, tmp_path: Path) -> None:
         done = headgate(folder=tmp_path)

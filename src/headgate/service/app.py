@@ -183,7 +183,7 @@ class App:
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         logger.warning("Settings read again: rules %s", ", ".join(self.state.book.rules))
         for name in ("host", "port", "workers", "store", "max_keys", "log_format"):
-            if getattr(settings, name) != getattr(self._settings, name):
+            if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 was any that is free
                 logger.warning("The new %s needs a restart", name)
 
     def _adopt(self, settings: Settings) -> None:

@@ -61,7 +61,7 @@ class Lane:
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
         self.policy = policy_header(name, self.limiter.rule.quotas)
-        self.parts = None if rule.key == ["key"] else [_part(part) for part in rule.key]
+        self.parts = None if rule.key == ["key"] else [part.lower() for part in rule.key]
         self.cost = rule.cost
         self.shadow = rule.shadow
         networks = [found for text in rule.exempt if (found := _network(text))]
@@ -127,18 +127,16 @@ class Book:
         try:
             lane = Lane(name, kind, rule, quotas_for(rule, kind), self._store, slot)
             if rule.overrides:
-                plans = self._settings.plans
-                lane.overrides = {
-                    key: Lane(name, kind, rule, planned(quotas, plans), self._store, slot)
-                    for key, quotas in rule.overrides.items()
-                }
+                lane.overrides = {}
+                made: dict[str, Lane] = {}  # many keys, few plans
+                for key, quotas in rule.overrides.items():
+                    quotas = planned(quotas, self._settings.plans)
+                    if str(quotas) not in made:
+                        made[str(quotas)] = Lane(name, kind, rule, quotas, self._store, slot)
+                    lane.overrides[key] = made[str(quotas)]
         except ValueError as error:  # a burst under a window: the file was checked with the rule's own algorithm
             raise Refusal(400, f"rule {name!r} cannot be applied as {kind.upper()}: {error}") from None
         return lane
-
-
-def _part(text: str) -> str:
-    return text.lower()
 
 
 def _network(text: str) -> Network | None:
