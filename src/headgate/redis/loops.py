@@ -236,7 +236,10 @@ class Batches:
 
 async def _can_read(connection: Any) -> bool:
     look = getattr(connection, "can_read", None) or connection.can_read_destructive  # before redis-py 8
-    return bool(await look())
+    try:
+        return bool(await look())
+    except (RedisError, OSError):
+        return True  # that it is closed
 
 
 async def _read_both(connection: Any) -> Any:
