@@ -5,7 +5,11 @@ import socket
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from headgate.errors import InvalidKey
+from headgate.keys import check_key
 from tests.service.conftest import Start
 from tests.service.running import API, Service
 
@@ -78,6 +82,39 @@ def test_refused_and_nobody_else_notices(service: Service, key: str, what: str) 
         assert json.loads(body)["detail"]
     assert b"X-Evil" not in head and b"\nevil" not in head
     assert service.check(key).status == 200
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_key_that_comes_back_or_is_refused(service: Service, text: str) -> None:
+    try:
+        check_key(text)
+    except InvalidKey:
+        answer = service.remaining(text)
+        assert answer.status == 400 and answer.problem
+    else:
+        assert service.remaining(text).json["key"] == text
+        sent = service.ask("POST", f"{API}/check", body={"key": text, "algorithm": "GCRA"})
+        assert sent.status in (200, 429) and sent.json["key"] == text
+
+
+@given(st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters="#"), max_size=80))
+def test_any_query_is_answered(service: Service, query: str) -> None:
+    assert service.get(f"{API}/remaining", query).status in (200, 400)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=9), st.lists, max_leaves=4))
+def test_any_json_is_answered(service: Service, value: object) -> None:
+    for body in (value, {"key": value}, {"permits": value}, [{"rule": value}]):
+        for path in ("check", "check/batch"):
+            assert service.ask("POST", f"{API}/{path}", body=body).status in (200, 400, 429)
+
+
+def test_a_body_is_read_as_far_as_it_may_be(service: Service) -> None:
+    head = b"POST " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    found = raw(service, head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20 + b"0\r\n\r\n")
+    assert found == b"" or found.startswith(b"HTTP/1.1 413"), found[:200]
+    answer = service.ask("POST", f"{API}/check", body=b" " * 1_000_000 + b'{"key": "long way"}')
+    assert answer.status == 200
 
 
 ODD = {

@@ -1,5 +1,6 @@
 """Rules from a file: what they may say, how they are refused, and how they are taken over while the service runs."""
 
+import hashlib
 import json
 import signal
 from pathlib import Path
@@ -120,6 +121,13 @@ class TestRules:
         assert [one["rule"] for one in answer.json] == ["report", "api", "try-out"]
         assert answer.json[1]["exempt"] is True and answer.json[0]["remaining"] == 6
 
+    def test_an_override_with_a_burst_fits_no_window(self, start: Start) -> None:
+        service = start(config="[rules.default]\noverrides = { vip = '1/second burst 7' }\n")
+        assert service.check("vip").json["limit"] == 7
+        assert service.check("vip", algorithm="GCRA").json["limit"] == 7
+        answer = service.check("other", algorithm="FIXED_WINDOW")
+        assert answer.status == 400 and "cannot be applied as FIXED_WINDOW" in answer.problem
+
     def test_info_and_description_name_them(self, ruled: Service) -> None:
         rules = {rule["rule"]: rule for rule in ruled.get("/actuator/info").json["rules"]}
         assert rules["login"] == {"rule": "login", "algorithm": "SLIDING_WINDOW", "quotas": ["3/minute", "5/hour"]}
@@ -211,6 +219,8 @@ def test_precedence(tmp_path: Path) -> None:
     assert settings.log_keys is True
     with pytest.raises(BadFile, match="HEADGATE_PORT='many'"):
         Sources(None, {}, {"HEADGATE_PORT": "many"}).read()
+    with pytest.raises(BadFile, match="--port=70000"):
+        Sources(None, {"port": 70000}, {}).read()
     with pytest.raises(BadFile, match="trusted_proxies"):
         Sources(None, {}, {"HEADGATE_TRUSTED_PROXIES": "nope"}).read()
 
@@ -279,6 +289,10 @@ class TestCommands:
     def test_schema(self, tmp_path: Path) -> None:
         schema = json.loads(headgate("config", "schema", folder=tmp_path).stdout)
         assert "trusted_proxies" in schema["$defs"]["Settings"]["properties"]
+
+    def test_token(self, tmp_path: Path) -> None:
+        _, token, _, digest = headgate("token", folder=tmp_path).stdout.split()
+        assert len(token) >= 40 and hashlib.sha256(token.encode()).hexdigest() == digest
 
     def test_help_without_a_command(self, tmp_path: Path) -> None:
         done = headgate(folder=tmp_path)

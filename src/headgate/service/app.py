@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 from typing import cast
 
-from headgate.service import checks, docs, health, live, metrics, openapi, playground, static
+from headgate.service import batch, checks, docs, health, live, metrics, openapi, playground, static
 from headgate.service.address import Locator, network
 from headgate.service.board import (
     BREAKER_OPEN,
@@ -31,7 +31,7 @@ from headgate.service.denied import DeniedKeys
 from headgate.service.files import BadFile, Sources
 from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
 from headgate.service.logs import configure, masked
-from headgate.service.rules import Book
+from headgate.service.rules import Book, Lane
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
 from headgate.stores import Store, open_store
@@ -43,10 +43,10 @@ Handler = Callable[["App", Scope, Exchange], Awaitable[Reply | None]]  # None: i
 
 API = "/api/v1/rate-limit"
 ROUTES: dict[str, dict[str, Handler]] = {
-    f"{API}/check": {"GET": checks.check, "POST": checks.check, "HEAD": checks.head},
+    f"{API}/check": {"GET": checks.check, "POST": checks.post, "HEAD": checks.head},
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
-    f"{API}/check/batch": {"POST": checks.batch},
+    f"{API}/check/batch": {"POST": batch.batch},
     "/actuator/prometheus": {"GET": metrics.scrape},
     "/metrics": {"GET": metrics.scrape},
     "/actuator/health": {"GET": health.health},
@@ -72,6 +72,7 @@ class State:
         self.book = Book(settings, store, board)
         trusted = [network(text) for text in settings.trusted_proxies]
         self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.seen: dict[str, tuple[Lane, str, int]] = {}  # what a check's query asks for, of those that came before
         self.shown: Callable[[str], str] = repr if settings.log_keys else masked
 
 
@@ -120,9 +121,10 @@ class App:
 
     async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
         request_id = ""
+        method = scope.method
         try:
             route = ROUTES.get(scope.path)
-            handler = route.get(scope.method) if route else None
+            handler = route.get(method) if route else None
             reply = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
             if reply is None:
                 return
@@ -140,7 +142,7 @@ class App:
         status, headers, body = reply
         if request_id or (request_id := _request_id(scope)):
             headers.append(("x-request-id", request_id))
-        if scope.method == "HEAD":
+        if method == "HEAD":
             exchange.response_empty(status, headers)
         elif type(body) is str:
             exchange.response_str(status, headers, body)
@@ -172,7 +174,7 @@ class App:
         try:
             settings = self.sources.read()
             self._adopt(settings)
-        except BadFile as error:
+        except (BadFile, Refusal, ValueError) as error:
             self.gauges[RELOADS_FAILED] += 1
             self.gauges[RELOAD_OK] = 0
             logger.error("The new settings are not used, the old ones stay in force: %s", error)
@@ -181,7 +183,7 @@ class App:
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         logger.warning("Settings read again: rules %s", ", ".join(self.state.book.rules))
         for name in ("host", "port", "workers", "store", "max_keys", "log_format"):
-            if getattr(settings, name) != getattr(self._settings, name):
+            if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 was any that is free
                 logger.warning("The new %s needs a restart", name)
 
     def _adopt(self, settings: Settings) -> None:

@@ -21,7 +21,8 @@ SLOTS = 512
 
 # Timings: one for each algorithm and outcome.
 BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
-TIMING_WORDS = 16  # nanoseconds in all, then how many within each bound, then how many beyond
+TIMING_WORDS = 16  # nanoseconds in all, then how many within each bound, how many beyond, how many not timed
+WAITED = 2 + len(BOUNDS)
 TIMINGS = 12
 
 # Gauges: the state of a worker, looked at once a second.

@@ -1,4 +1,4 @@
-"""Check, remaining, reset and batch: from a request to a decision to the bytes of the answer.
+"""Check, remaining and reset: from a request to a decision.
 
 The way of a check that names its key is kept short: one look at the path, one walk over the query, one look-up of the
 lane, the decision, one f-string. Everything unusual (a body, a wait, another way to find the key) branches off it.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections.abc import Callable
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,19 +18,9 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.address import Address
-from headgate.service.board import (
-    ALLOWED,
-    BOUNDS,
-    DEGRADED,
-    DENIED,
-    NEAR,
-    SHADOW,
-    TIMING_WORDS,
-    UNANSWERED,
-)
-from headgate.service.http import Exchange, Refusal, Reply, Scope, read_json
-from headgate.service.ietf import limit_headers
-from headgate.service.model import BATCH, Check, Checks, WaitingCheck
+from headgate.service.answers import count, exempted, reply, unanswered
+from headgate.service.http import Exchange, Refusal, Reply, Scope, body, from_json
+from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
 from headgate.service.rules import Lane
 
@@ -43,10 +32,8 @@ logger = logging.getLogger("headgate.service")
 PARAMETERS = frozenset({"key", "algorithm", "permits", "rule"})
 CHECK_PARAMETERS = PARAMETERS | {"wait"}
 FORM = '{"key": "user:123", "algorithm": "TOKEN_BUCKET", "permits": 1, "rule": "default"}'
-MAX_WAITERS = 10_000  # in one worker; who comes later is answered at once
-
-_BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
-_encode = msgspec.json.encode
+MAX_SEEN = 16_384  # queries whose meaning is remembered: the same few keys send most of the traffic
+MAX_WAITERS = 4000  # in one worker; who comes later is answered at once
 
 
 async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -55,25 +42,59 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state = app.state
     if "check" in state.tokens.guarded:
         state.tokens.demand("check", scope.headers)
+    query = scope.query_string
+    seen = state.seen.get(query)
+    if seen is not None:
+        return await _take(app, state, *seen, began)
+    asked = parse(query, CHECK_PARAMETERS)
+    permits = whole("permits", asked["permits"]) if "permits" in asked else 1
+    return await _check(app, state, scope, exchange, asked, permits, began, query)
+
+
+async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
+    """The same; what is asked may be in the query, in the body, or in both."""
+    state = app.state
+    state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    if scope.method == "POST" and _has_body(scope):
-        asked, permits = await _merged(asked, permits, scope, exchange)
-        began = perf_counter_ns()  # the time that the client takes to send is not ours
-    lane, key, exempt = _find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
+    if raw := await body(scope, exchange):
+        asked, permits = _merged(asked, permits, from_json(scope, raw, WaitingCheck, FORM))
+    return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
+
+
+async def _check(
+    app: App,
+    state: State,
+    scope: Scope,
+    exchange: Exchange,
+    asked: dict[str, Any],
+    permits: int,
+    began: int,
+    query: str | None,
+) -> Reply:
+    lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
-        return _exempt(app, lane, key, perf_counter_ns() - began)
+        return exempted(app, lane, key, perf_counter_ns() - began)
     if "wait" in asked:
         return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
+    answer = await _take(app, state, lane, key, permits * lane.cost, began)
+    if query is not None and "key" in asked and lane.parts is None and lane.exempt_keys is None:
+        # it was a good one, and nothing but the query decided what it asks for
+        if len(state.seen) >= MAX_SEEN:
+            state.seen.clear()
+        state.seen[query] = lane, key, permits * lane.cost
+    return answer
+
+
+async def _take(app: App, state: State, lane: Lane, key: str, cost: int, began: int) -> Reply:
     try:
-        cost = permits * lane.cost if lane.cost != 1 else permits
         made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
         raise Refusal(400, str(error)) from None
     except StoreUnavailable as error:
-        raise _unanswered(app, lane, key, error) from None
-    allowed = _count(app, lane, key, made, perf_counter_ns() - began)
-    return _reply(state, lane, key, made, allowed)
+        raise unanswered(app, lane, key, error) from None
+    allowed = count(app, lane, key, made, perf_counter_ns() - began)
+    return reply(state, lane, key, made, allowed)
 
 
 async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -84,15 +105,15 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
     if asked.get("permits") == "0":
         raise Refusal(400, "permits must be a whole number of at least 1, got 0")
     state, lane, key, made = await _look(app, scope, asked)
-    return _reply(state, lane, key, made, made.allowed or lane.shadow)
+    return reply(state, lane, key, made, made.allowed or lane.shadow)
 
 
 async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """The same answer with nothing spent; always 200."""
     app.state.tokens.demand("read", scope.headers)
     state, lane, key, made = await _look(app, scope, parse(scope.query_string, PARAMETERS))
-    _, headers, body = _reply(state, lane, key, made, made.allowed or lane.shadow)
-    return 200, [header for header in headers if header[0] != "retry-after"], body
+    _, headers, text = reply(state, lane, key, made, made.allowed or lane.shadow)
+    return 200, [header for header in headers if header[0] != "retry-after"], text
 
 
 async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -105,7 +126,7 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
         key = asked["key"]
         lane = lane.overrides.get(key, lane) if lane.overrides else lane
     else:
-        lane, key, _ = _find(state, scope, asked.get("rule"), asked.get("algorithm"), None)
+        lane, key, _ = find(state, scope, asked.get("rule"), asked.get("algorithm"), None)
     if "permits" in asked:
         whole("permits", asked["permits"])
     try:
@@ -114,65 +135,15 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
     except InvalidKey as error:
         raise Refusal(400, str(error)) from None
     except StoreUnavailable as error:
-        raise _unanswered(app, lane, key, error) from None
+        raise unanswered(app, lane, key, error) from None
     logger.info("Reset of key: %s, rule: %s, algorithm: %s", state.shown(key), lane.name, lane.label)
-    return _reply(state, lane, key, made, True, "Rate limit reset")
+    return reply(state, lane, key, made, True, "Rate limit reset")
 
 
-async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """Many checks in one request, each on its own, answered in order. A bad one among them spends nothing at all."""
-    state = app.state
-    state.tokens.demand("check", scope.headers)
-    parse(scope.query_string, frozenset())
-    checks: list[Check] = await read_json(scope, exchange, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
-    planned = []
-    for i, one in enumerate(checks):
-        try:
-            lane, key, exempt = _find(state, scope, _set(one.rule), _set(one.algorithm), _set(one.key))
-            cost = int(one.permits) * lane.cost
-            check_key(key)
-            if cost > lane.capacity:
-                raise InvalidPermits(f"permits must be at most {lane.capacity // lane.cost}, the capacity")
-        except (Refusal, InvalidKey, InvalidPermits) as error:
-            raise Refusal(400, f"check {i} of the batch: {error}; nothing was spent") from None
-        planned.append((lane, key, exempt, cost))
-    bodies = [""] * len(planned)
-    turns: dict[tuple[int, str], list[int]] = {}
-    for i, (lane, key, _, _) in enumerate(planned):
-        turns.setdefault((id(lane), key), []).append(i)
-
-    async def take(positions: list[int]) -> None:
-        for i in positions:
-            bodies[i] = await _one(app, state, *planned[i])
-
-    # keys travel together, but what asks for the same key comes in the order of the list
-    await asyncio.gather(*(take(positions) for positions in turns.values()))
-    headers = [("content-type", "application/json"), ("cache-control", "no-store")]
-    return 200, headers, "[" + ",".join(bodies) + "]"
-
-
-async def _one(app: App, state: State, lane: Lane, key: str, exempt: bool, cost: int) -> str:
-    if exempt:
-        return str(_exempt(app, lane, key, 0)[2])
-    began = perf_counter_ns()
-    try:
-        made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
-    except StoreUnavailable as error:
-        raise _unanswered(app, lane, key, error) from None
-    allowed = _count(app, lane, key, made, perf_counter_ns() - began)
-    return str(_reply(state, lane, key, made, allowed)[2])
-
-
-def _has_body(scope: Scope) -> bool:
-    headers = scope.headers
-    return headers.get("content-length", "0") != "0" or headers.get("transfer-encoding") is not None
-
-
-async def _merged(asked: dict[str, str], permits: int, scope: Scope, exchange: Exchange) -> tuple[dict[str, Any], int]:
+def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[dict[str, Any], int]:
     """The query's parameters and the body's together."""
-    sent: WaitingCheck = await read_json(scope, exchange, WaitingCheck, FORM)
-    fields = {"key": _set(sent.key), "algorithm": _set(sent.algorithm), "rule": _set(sent.rule)}
-    given: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    named = ((name, getattr(sent, name)) for name in ("key", "algorithm", "rule"))
+    given: dict[str, Any] = {name: value for name, value in named if value is not msgspec.UNSET}
     if sent.wait:
         given["wait"] = str(sent.wait)
     if sent.permits != 1:
@@ -182,11 +153,11 @@ async def _merged(asked: dict[str, str], permits: int, scope: Scope, exchange: E
     return asked | given, permits
 
 
-def _set(value: Any) -> Any:
+def given_or_none(value: Any) -> Any:
     return None if value is msgspec.UNSET else value
 
 
-def _find(
+def find(
     state: State, scope: Scope, rule: str | None, algorithm: str | None, given: str | None
 ) -> tuple[Lane, str, bool]:
     """The lane and the key of a request, and whether it is exempt."""
@@ -228,7 +199,7 @@ def _joined(state: State, scope: Scope, lane: Lane, given: str | None) -> str:
 async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, Lane, str, Decision]:
     state = app.state
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    lane, key, exempt = _find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
+    lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
         check_key(key)
         return state, lane, key, decision(True, lane.capacity, lane.capacity)
@@ -238,7 +209,7 @@ async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, L
     except (InvalidKey, InvalidPermits) as error:
         raise Refusal(400, str(error)) from None
     except StoreUnavailable as error:
-        raise _unanswered(app, lane, key, error) from None
+        raise unanswered(app, lane, key, error) from None
 
 
 async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str, permits: int, text: str) -> Reply:
@@ -259,12 +230,12 @@ async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str
     except RateLimited as error:
         made = error.decision
     except StoreUnavailable as error:
-        raise _unanswered(app, lane, key, error) from None
+        raise unanswered(app, lane, key, error) from None
     finally:
         app.waiting -= 1
         answer.cancel()
         gone.cancel()
-    return _reply(state, lane, key, made, _count(app, lane, key, made, None))
+    return reply(state, lane, key, made, count(app, lane, key, made, None))
 
 
 def _seconds(state: State, text: str) -> float:
@@ -276,83 +247,3 @@ def _seconds(state: State, text: str) -> float:
     if not 0 <= seconds <= most:
         raise Refusal(400, f"wait must be a number of seconds from 0 to {most:g}, got {text!r:.40}")
     return seconds
-
-
-def _count(app: App, lane: Lane, key: str, made: Decision, nanoseconds: int | None) -> bool:
-    """Write down what was decided; returns what the client is told."""
-    slots, timings, slot = app.slots, app.timings, lane.slot
-    allowed = made.allowed
-    if made.degraded:
-        slots[slot + DEGRADED] += 1
-    if not allowed:
-        app.denied.add(lane.name, key)
-        if lane.shadow:
-            slots[slot + SHADOW] += 1
-            allowed = True
-    elif made.remaining * 5 <= made.limit:
-        slots[slot + NEAR] += 1
-    timing = lane.timing
-    if allowed:
-        slots[slot + ALLOWED] += 1
-        timing += TIMING_WORDS
-    else:
-        slots[slot + DENIED] += 1
-    timings[timing + TIMING_WORDS - 1] += 1
-    if nanoseconds is not None:  # else it was a wait, which says nothing about our speed
-        timings[timing] += nanoseconds
-        timings[timing + 1 + bisect_left(_BOUNDS_NS, nanoseconds)] += 1
-    if app.debug:
-        word = "allowed" if allowed else "denied"
-        logger.debug("Request %s for key: %s, remaining: %d", word, app.state.shown(key), made.remaining)
-    return allowed
-
-
-def _exempt(app: App, lane: Lane, key: str, nanoseconds: int) -> Reply:
-    try:
-        check_key(key)
-    except InvalidKey as error:
-        raise Refusal(400, str(error)) from None
-    made = decision(True, lane.capacity, lane.capacity)
-    _count(app, lane, key, made, nanoseconds)
-    return _reply(app.state, lane, key, made, True, extra=',"exempt":true')
-
-
-def _unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refusal:
-    app.slots[lane.slot + UNANSWERED] += 1
-    logger.error("Error executing rate limit check for key: %s: %s", app.state.shown(key), error)
-    return Refusal(503, f"the store of rule {lane.name!r} does not answer; try again", ("retry-after", "1"))
-
-
-def _reply(
-    state: State, lane: Lane, key: str, made: Decision, allowed: bool, message: str = "", extra: str = ""
-) -> Reply:
-    """The answer, its headers and its body."""
-    left, limit, reset_us = made.remaining, made.limit, made.reset_us
-    reset = -(-reset_us // 1_000_000)
-    retry = 0 if allowed else -(-made.retry_us // 1_000_000) or 1
-    if made.degraded:
-        extra += ',"degraded":true'
-    if allowed is not made.allowed:
-        extra += ',"shadow":true'
-    if lane.name != "default":
-        extra += f',"rule":"{lane.name}"'
-    if allowed:
-        yes, status, message = "true", 200, message or "Request allowed"
-    else:
-        yes, status, message = "false", 429, "Rate limit exceeded"
-    body = (
-        f'{{"allowed":{yes},"key":{_encode(key).decode()},"algorithm":"{lane.label}","limit":{limit},'
-        f'"remaining":{left},"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"{message}"{extra}}}'
-    )
-    headers = [
-        ("content-type", "application/json"),
-        ("cache-control", "no-store"),
-        ("x-ratelimit-limit", str(limit)),
-        ("x-ratelimit-remaining", str(left)),
-        ("x-ratelimit-reset", str((time_ns() // 1000 + reset_us + 999_999) // 1_000_000)),
-    ]
-    if not allowed:
-        headers.append(("retry-after", str(retry)))
-    if state.settings.ietf_headers:
-        headers += limit_headers(lane.name, lane.policy, left, retry or reset)
-    return status, headers, body

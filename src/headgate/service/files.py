@@ -18,7 +18,7 @@ DEFAULT_FILE = Path("headgate.toml")
 PREFIX = "HEADGATE_"
 # what the environment may set besides tokens; a list is written with commas
 FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in ("rules", "plans", "tokens"))
-LISTS = ("trusted_proxies", "client_headers")
+LISTS = {"trusted_proxies", "client_headers"}
 
 Path_ = tuple[str | int, ...]
 
@@ -39,7 +39,7 @@ class Sources:
         """All of it, merged and checked. Raises `BadFile`."""
         settings = Settings() if self.file is None else read_file(self.file)
         settings = msgspec.structs.replace(settings, **_from_environment(self._environment))
-        settings = msgspec.structs.replace(settings, **self._given)
+        settings = msgspec.structs.replace(settings, **_checked("--", self._given))
         try:
             check(settings)
         except BadSetting as error:  # the file alone was fine
@@ -164,15 +164,20 @@ def _yaml_line(node: Any, wanted: Path_) -> int:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {field: environment[name] for field in FIELDS if environment.get(name := PREFIX + field.upper())}
+    split = {
+        field: [part.strip() for part in found[field].split(",") if part.strip()] for field in LISTS & found.keys()
+    }
+    return _checked(PREFIX, found | split)
+
+
+def _checked(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was *given*, mostly as text, each of the type that its setting has."""
     found = {}
-    for field in FIELDS:
-        text = environment.get(PREFIX + field.upper())
-        if text is None or text == "":
-            continue
-        value: Any = [part.strip() for part in text.split(",") if part.strip()] if field in LISTS else text
+    for field, value in given.items():
         try:
-            # of the type that the setting has, out of text
             found[field] = getattr(msgspec.convert({field: value}, Settings, strict=False), field)
         except msgspec.ValidationError as error:
-            raise BadFile(f"{PREFIX}{field.upper()}={text!r:.60}: {str(error).partition(' - at')[0]}") from None
+            name = field.upper() if prefix == PREFIX else field.replace("_", "-")
+            raise BadFile(f"{prefix}{name}={value!r:.60}: {str(error).partition(' - at')[0]}") from None
     return found

@@ -48,7 +48,7 @@ class Exchange(Protocol):
     def response_stream(self, status: int, headers: Headers) -> Stream: ...
 
 
-class Problem(msgspec.Struct, omit_defaults=True):
+class Problem(msgspec.Struct):
     """What was wrong and what would be right, as RFC 9457 has it."""
 
     title: str
@@ -110,10 +110,14 @@ async def body(scope: Scope, exchange: Exchange, most: int = MAX_BODY) -> bytes:
 
 async def read_json(scope: Scope, exchange: Exchange, type: Any, form: str) -> Any:
     """The body as *type*; *form* says in the error what would be right."""
+    return from_json(scope, await body(scope, exchange), type, form)
+
+
+def from_json(scope: Scope, raw: bytes, type: Any, form: str) -> Any:
+    """*raw*, the body of a request, as *type*."""
     kind = scope.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(415, f"the body is {kind!r:.80}; send application/json: {form}")
-    raw = await body(scope, exchange)
     try:
         return msgspec.json.decode(raw, type=type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ in the store again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from headgate.algorithms import ALGORITHMS
@@ -60,7 +61,7 @@ class Lane:
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
         self.policy = policy_header(name, self.limiter.rule.quotas)
-        self.parts = None if rule.key == ["key"] else [_part(part) for part in rule.key]
+        self.parts = None if rule.key == ["key"] else [part.lower() for part in rule.key]
         self.cost = rule.cost
         self.shadow = rule.shadow
         networks = [found for text in rule.exempt if (found := _network(text))]
@@ -87,8 +88,10 @@ class Book:
         self._board = board
         self.rules = {"default": RuleSettings(), **settings.rules}
         self._lanes: dict[tuple[str | None, str | None], Lane] = {}
-        for kind in KINDS if self.rules["default"].quotas is None else ():
-            self.lane(None, kind.upper())
+        if self.rules["default"].quotas is None or isinstance(self.rules["default"].quotas, dict):
+            for kind in KINDS:
+                with suppress(Refusal):  # an override with a burst fits no window: whoever asks for that one is told
+                    self.lane(None, kind.upper())
         for name in self.rules:
             self.lane(name, None)
 
@@ -124,18 +127,16 @@ class Book:
         try:
             lane = Lane(name, kind, rule, quotas_for(rule, kind), self._store, slot)
             if rule.overrides:
-                plans = self._settings.plans
-                lane.overrides = {
-                    key: Lane(name, kind, rule, planned(quotas, plans), self._store, slot)
-                    for key, quotas in rule.overrides.items()
-                }
+                lane.overrides = {}
+                made: dict[str, Lane] = {}  # many keys, few plans
+                for key, quotas in rule.overrides.items():
+                    quotas = planned(quotas, self._settings.plans)
+                    if str(quotas) not in made:
+                        made[str(quotas)] = Lane(name, kind, rule, quotas, self._store, slot)
+                    lane.overrides[key] = made[str(quotas)]
         except ValueError as error:  # a burst under a window: the file was checked with the rule's own algorithm
             raise Refusal(400, f"rule {name!r} cannot be applied as {kind.upper()}: {error}") from None
         return lane
-
-
-def _part(text: str) -> str:
-    return text.lower()
 
 
 def _network(text: str) -> Network | None:

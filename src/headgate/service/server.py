@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from headgate.service.tokens import Tokens
 
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a socket
+CONCURRENT = 16_384  # requests in one worker, those that wait and watch included; more are not read until others end
 GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
 
 
@@ -83,19 +86,22 @@ def serve(sources: Sources) -> None:
         make_store(settings)  # connects to nothing; says what is wrong with the URL, or missing
     except (ValueError, ImportError) as error:
         raise BadFile(f"store: {error}") from None
-    settings.port = _free(settings.host, settings.port)
+    host, settings.port = _free(settings.host, settings.port)
+    _allow_many_connections()
     logs.configure(settings.log_level, settings.log_format)
-    with tempfile.TemporaryDirectory(prefix="headgate-") as folder:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # else the kernel would write every count to a disk
+    with tempfile.TemporaryDirectory(prefix="headgate-", dir=shared) as folder:
         board = Path(folder) / "board"
         create(board, settings.workers, int(time.time()))
         server = Server(
             board,
             target="headgate.service",
-            address=settings.host,
+            address=host,
             port=settings.port,
             interface=Interfaces.RSGI,
             workers=settings.workers,
             websockets=False,
+            backpressure=CONCURRENT,
             http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_SECONDS, max_buffer_size=HEADER_BYTES),
             http2_settings=HTTP2Settings(max_headers_size=HEADER_BYTES),
             log_level=LogLevels.warning,
@@ -107,15 +113,21 @@ def serve(sources: Sources) -> None:
         server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
 
 
-def _free(host: str, port: int) -> int:
-    """The port, if it is free. Asked here because granian shares ports: two services would take turns on one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _free(host: str, port: int) -> tuple[str, int]:
+    """Address and port, if they are free. Asked here because granian shares ports: two services would take turns."""
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        if os.name == "posix":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(where)
         probe.listen()
-        return int(probe.getsockname()[1])
+        return str(where[0]), int(probe.getsockname()[1])
+
+
+def _allow_many_connections() -> None:
+    """As many as the system allows: the usual 1,024 would be the lowest bound of all."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:

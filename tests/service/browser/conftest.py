@@ -18,6 +18,10 @@ def browser() -> Iterator[Chromium]:
     if CHROMIUM is None:
         pytest.skip(tools.missing_reason("chromium"))
     with Chromium(CHROMIUM) as browser:
+        try:
+            browser.ask("Browser.getVersion")
+        except (RuntimeError, TimeoutError, BrokenPipeError) as error:
+            pytest.skip(f"the chromium of this machine does not run: {error}")
         yield browser
 
 

@@ -42,18 +42,13 @@ def call(service: Service, rule: str, rate: float, callers: int, stop: threading
 
 def play(page: Page) -> None:
     """Use the playground, so that its picture shows a burst, denials and a refill."""
-    page.click("#presets button:nth-child(3)")
-    page.until("document.querySelector('#remaining').textContent === '5'")
-    page.press("#send")
-    time.sleep(1.5)
-    page.release("#send")
-    time.sleep(6)
-    for pause in (0.6, 0.5, 2.0):
-        page.click("#send")
-        time.sleep(pause)
-    page.press("#send")
-    time.sleep(1.3)
-    page.release("#send")
+    page.click("#compare")
+    page.type("#pace", "5")
+    for held, rest in ((2.0, 5.0), (0.1, 0.6), (0.1, 0.6), (3.0, 4.0), (1.5, 0.0)):
+        page.press("#send")
+        time.sleep(held)
+        page.release("#send")
+        time.sleep(rest)
 
 
 def main() -> None:

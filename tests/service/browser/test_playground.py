@@ -131,3 +131,19 @@ def test_nothing_of_it_is_counted(service: Service, look: Open) -> None:
     after = service.metrics()
     name = 'rate_limiter_requests_total{algorithm="LEAKY_BUCKET",allowed="true"}'
     assert before[name] == after[name]
+
+
+def test_all_six_can_be_compared(service: Service, look: Open) -> None:
+    page = look(service)
+    take(page, "TOKEN_BUCKET", "2/hour")
+    page.click("#compare")
+    page.until("document.querySelector('#lanes').checkVisibility()")
+    for allowed, denied in ((1, 0), (2, 0), (2, 1)):
+        send(page, allowed, denied)
+    sums = "[...document.querySelectorAll('#lanes .sum')].map(sum => sum.textContent)"
+    page.until(f"{sums}.every(text => text === '2 of 3')")
+    page.until("document.querySelectorAll('#lanes .mark.denied').length === 6")
+
+    page.type("#quota", "1/second burst 4")
+    send(page, 1, 0)
+    page.until(f"{sums}.join() === '1 of 1,1 of 1,1 of 1,no such quota,no such quota,no such quota'")

@@ -1,6 +1,7 @@
 """The nginx example, with the real nginx before a real headgate: who is let through, who is told to wait."""
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,18 @@ from tests.service.deploy.processes import Answer, ask, running
 from tests.service.running import Service
 
 NGINX = tools.PROGRAMS["nginx"].find()
-pytestmark = pytest.mark.skipif(NGINX is None, reason=tools.missing_reason("nginx"))
+
+
+def reason_to_skip() -> str:
+    if NGINX is None:
+        return tools.missing_reason("nginx")
+    built = subprocess.run(
+        [NGINX, "-V"], capture_output=True, text=True, env=tools.environment(), timeout=20, check=False
+    )
+    return "" if "http_auth_request_module" in built.stderr else f"{NGINX} was built without auth_request"
+
+
+pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 EXAMPLE = tools.HOUSE / "deploy" / "nginx" / "headgate.conf"
 LIMIT = 5
@@ -94,9 +106,17 @@ def application() -> Iterator[int]:
 
 
 @pytest.fixture
-def behind(request: pytest.FixtureRequest, tmp_path: Path, application: int, start: Start) -> Iterator[Behind]:
+def environment() -> dict[str, str]:
+    """Of headgate; a test may give another."""
+    return {}
+
+
+@pytest.fixture
+def behind(
+    request: pytest.FixtureRequest, tmp_path: Path, application: int, start: Start, environment: dict[str, str]
+) -> Iterator[Behind]:
     """The example as it is; a test may change its text with `indirect`."""
-    ready, front, service = free_port(), free_port(), start(config=CONFIG)
+    ready, front, service = free_port(), free_port(), start(config=CONFIG, environment=environment)
     text = EXAMPLE.read_text()
     ours = {"127.0.0.1:8080": service.port, "127.0.0.1:3000": application, "127.0.0.1:8088": front}
     changes = {old: f"127.0.0.1:{port}" for old, port in ours.items()} | getattr(request, "param", {})
@@ -155,6 +175,24 @@ def test_a_location_may_name_a_rule(behind: Behind) -> None:
 @pytest.mark.parametrize("behind", [{"auth_request /_headgate;": "auth_request /_headgate; deny all;"}], indirect=True)
 def test_a_deny_of_nginx_is_not_overruled(behind: Behind) -> None:
     assert behind.get().status == 403
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [{"and spend, twice.\n        proxy_pass http://application;": "and spend, twice.\n        root /;"}],
+    indirect=True,
+    ids=["no index"],
+)
+def test_nor_is_what_nginx_forbids_later(behind: Behind) -> None:
+    assert behind.get().status == 403
+    assert behind.remaining() == LIMIT - 1
+
+
+@pytest.mark.parametrize("environment", [{"HEADGATE_CHECK_TOKEN": "secret"}])
+def test_a_token_is_for_nginx_to_give_not_for_its_clients(behind: Behind, environment: dict[str, str]) -> None:
+    answer = behind.get(headers={"Authorization": "Bearer secret"})
+    assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (200, None), "not asked with it, and let through"
+    assert "unexpected status: 500" in behind.log
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ PROMETHEUS = tools.PROGRAMS["prometheus"].find()
 PROMTOOL = tools.PROGRAMS["promtool"].find()
 SEEN = 30.0  # seconds for a scrape to be seen, on a busy machine
 
-# Document 004, section 7.3, as written there.
+# The sample queries of the specification, as written there (section 7.3).
 SPECIFIED = [
     'sum(rate(rate_limiter_requests_total{allowed="false"}[1m])) by (algorithm)',
     "histogram_quantile(0.99, rate(rate_limiter_check_seconds_bucket[5m]))",

@@ -18,7 +18,7 @@ HOUSE = Path(__file__).parents[3]
 KEPT = HOUSE / "build" / "tools"
 ROOT = KEPT / "root"
 FETCH = "python -m tests.service.deploy.tools"
-TIME_LIMIT = 240  # seconds for everything: a slow mirror must not hold up the suite
+TIME_LIMIT = 180  # seconds for each step: a slow mirror must not hold up the suite
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Program:
     unpacked: str
     package: str
 
+    def on_path(self) -> Path | None:
+        found = (shutil.which(name) for name in self.names)
+        return next((Path(path) for path in found if path), None)
+
     def find(self) -> Path | None:
-        for name in self.names:
-            found = shutil.which(name)
-            if found:
-                return Path(found)
         kept = ROOT / self.unpacked
-        return kept if kept.is_file() else None
+        return self.on_path() or (kept if kept.is_file() else None)
 
 
 PROGRAMS = {
@@ -64,16 +64,12 @@ def missing_reason(name: str) -> str:
     return f"no {name} on this machine; `{FETCH}` fetches it where Debian packages can be had"
 
 
-def missing_packages() -> list[str]:
-    """Name the packages whose programs are not there."""
-    return sorted({program.package for program in PROGRAMS.values() if program.find() is None})
-
-
 def fetch(packages: list[str]) -> None:
-    """Unpack *packages* and whatever they need that this machine lacks. Raises CalledProcessError or TimeoutExpired."""
-    state, cache = KEPT / "apt" / "state", KEPT / "apt" / "cache"
-    for folder in (state / "lists" / "partial", cache / "archives" / "partial"):
-        folder.mkdir(parents=True, exist_ok=True)
+    """Unpack *packages* and whatever they need that this machine lacks; all of it or, with an exception, nothing."""
+    fresh, state, cache = KEPT / "fresh", KEPT / "apt" / "state", KEPT / "apt" / "cache"
+    shutil.rmtree(KEPT, ignore_errors=True)
+    for folder in (state / "lists" / "partial", cache / "archives" / "partial", fresh):
+        folder.mkdir(parents=True)
     options = {
         "Dir::State": state,
         "Dir::State::status": "/var/lib/dpkg/status",  # what is installed need not be fetched
@@ -84,27 +80,29 @@ def fetch(packages: list[str]) -> None:
         "Acquire::http::Timeout": "20",
     }
     apt = ["apt-get", "-qq", *(word for key, value in options.items() for word in ("-o", f"{key}={value}"))]
-    subprocess.run([*apt, "update"], check=True, timeout=TIME_LIMIT / 2, stdin=subprocess.DEVNULL)
     wanted = ["install", "--yes", "--no-install-recommends", "--download-only", *packages]
-    subprocess.run([*apt, *wanted], check=True, timeout=TIME_LIMIT, stdin=subprocess.DEVNULL)
+    for command in ([*apt, "update"], [*apt, *wanted]):
+        subprocess.run(command, check=True, timeout=TIME_LIMIT, stdin=subprocess.DEVNULL)
     for archive in sorted((cache / "archives").glob("*.deb")):
-        subprocess.run(["dpkg", "-x", str(archive), str(ROOT)], check=True, timeout=TIME_LIMIT)
-        archive.unlink()  # a few hundred megabytes that nobody reads again
+        subprocess.run(["dpkg", "-x", str(archive), str(fresh)], check=True, timeout=TIME_LIMIT)
+    fresh.rename(ROOT)
+    shutil.rmtree(KEPT / "apt")  # a few hundred megabytes that nobody reads again
 
 
 def main() -> None:
     """Fetch what is missing; never fail, because the tests can do without."""
-    packages = missing_packages()
-    if not packages:
+    if all(program.find() for program in PROGRAMS.values()):
         return
+    packages = sorted({program.package for program in PROGRAMS.values() if program.on_path() is None})
+    names = ", ".join(packages)
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        print(f"no apt-get here, so without {', '.join(packages)}: their tests will be skipped")
+        print(f"no apt-get here, so without {names}: their tests will be skipped")
         return
-    print(f"fetching into {KEPT.relative_to(HOUSE)}: {', '.join(packages)}")
+    print(f"fetching into {KEPT.relative_to(HOUSE)}: {names}")
     try:
         fetch([*packages, FONT] if "chromium" in packages else packages)
     except (subprocess.SubprocessError, OSError) as error:
-        print(f"could not fetch {', '.join(packages)}, their tests will be skipped: {error}", file=sys.stderr)
+        print(f"could not fetch {names}, their tests will be skipped: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ function connect() {
   end = follow("live", token(), overview.update, (state) => {
     const status = byId("status");
     status.dataset.state = state;
+    document.body.dataset.live = state; // figures that have stopped are shown as such
     say(status, STATES[state]);
     if (state !== "refused") return;
     const notice = byId("notice");

@@ -157,7 +157,7 @@ function keys(denied) {
   }
   host.dataset.state = "open";
   if (!denied.length) {
-    host.replaceChildren(element("div", { class: "empty" }, element("p", {}, element("b", {}, "Nobody was refused."), " Keys that are show up here.")));
+    host.replaceChildren(element("div", { class: "empty" }, element("p", {}, element("b", {}, "Nobody was refused."), " Keys that are refused show up here.")));
     return;
   }
   const most = Math.max(...denied.map((row) => row.denied));

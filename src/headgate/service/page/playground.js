@@ -1,38 +1,31 @@
 // Try a limit: each press asks the service's own limiter, on a store that is only for this.
 
-import { createTrace } from "./trace.js";
+import { ALGORITHMS, WINDOWS } from "./algorithms.js";
 import { byId, element, say } from "./dom.js";
 import { count, duration } from "./format.js";
+import { showLeft, showNothing } from "./gauge.js";
+import { holdable } from "./hold.js";
+import { createLanes } from "./lanes.js";
+import { createTrace } from "./trace.js";
 
-const BUCKETS = ["5/10s", "10/second burst 20", "1/second burst 5", "80/10 minutes"];
-const WINDOWS = ["5/10s", "10/second", "30/minute", "80/10 minutes"];
-const ALGORITHMS = [
-  ["TOKEN_BUCKET", "Token bucket", BUCKETS, "Tokens drip in at a steady rate and wait in a bucket. A full bucket lets a burst through, then requests pass at the rate of the drip."],
-  ["LEAKY_BUCKET", "Leaky bucket", BUCKETS, "Requests fill a bucket that leaks at a steady rate. What would overflow is refused, so the outflow stays even."],
-  ["GCRA", "GCRA", BUCKETS, "Remembers one number: when the next request is due on an even schedule. Behaves like a token bucket and keeps the least."],
-  ["FIXED_WINDOW", "Fixed window", WINDOWS, "Counts in windows that start on the clock. Cheap, but twice the quota can pass around the edge of two windows."],
-  ["SLIDING_WINDOW", "Sliding window", WINDOWS, "Remembers each request. No stretch of that length ever holds more than the quota."],
-  ["SLIDING_WINDOW_COUNTER", "Sliding counter", WINDOWS, "Two counters, the older one weighted by how much of it is still in view: nearly a sliding window at the price of a fixed one."],
-];
 const PEEK_EVERY = 250; // milliseconds, while the limit is not yet whole again; up to eight times that when it takes long
 const MOST_IN_FLIGHT = 6; // a slow network must not pile requests up
-const MOST_PIPS = 60;
 const SPEAK_EVERY = 1500; // milliseconds; a screen reader cannot follow eight verdicts a second
 
 export function createPlayground(token) {
   const trace = createTrace(byId("trace"));
+  const lanes = createLanes(byId("lanes"), ALGORITHMS);
   let run; // what belongs to one limit; a new one forgets the old, and late answers to the old are dropped
   let typed = null; // a limit that is being typed and has not begun yet
-  let held = null;
   let spoken = -Infinity;
 
   function start() {
     clearTimeout(typed);
     typed = null;
-    const algorithm = document.querySelector("#algorithms input:checked").value;
-    const limit = { session: randomText(), algorithm, quota: byId("quota").value.trim() };
+    const limit = { session: randomText(), algorithm: picked(), quota: byId("quota").value.trim() };
     run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, refused: false };
     trace.clear();
+    lanes.clear();
     say(byId("quota-problem"), "");
     byId("quota").removeAttribute("aria-invalid");
     tally();
@@ -41,48 +34,73 @@ export function createPlayground(token) {
     look(run);
   }
 
+  const picked = () => document.querySelector("#algorithms input:checked").value;
   const permits = () => Math.max(1, Math.floor(Number(byId("permits").value)) || 1);
 
-  async function ask(url, options, asked) {
+  // An answer, or null when there is none or nobody waits for it any more.
+  async function get(url, options, asked) {
     const headers = { ...options.headers, ...(token() ? { Authorization: `Bearer ${token()}` } : {}) };
-    let answer, body;
     try {
-      answer = await fetch(url, { ...options, headers, cache: "no-store" });
-      body = await answer.json();
+      const answer = await fetch(url, { ...options, headers, cache: "no-store" });
+      const body = await answer.json();
+      return asked === run ? { status: answer.status, body } : null;
     } catch {
       if (asked === run) verdict("bad", "The service does not answer.");
       return null;
     }
-    if (asked !== run) return null;
-    if (!answer.ok) {
-      problem(answer.status, body.detail ?? body.title ?? `The service answered ${answer.status}.`);
+  }
+
+  // What the service says about the chosen limit, put on the gauge; or null.
+  async function ask(url, options, asked) {
+    const answer = await get(url, options, asked);
+    if (!answer) return null;
+    const { status, body } = answer;
+    if (status !== 200) {
+      problem(status, body.detail ?? body.title ?? `The service answered ${status}.`);
       return null;
     }
     // Answers may overtake each other: the one that the service decided last says how things stand.
     if (body.at >= asked.latest) {
       Object.assign(asked, { latest: body.at, remaining: body.remaining, capacity: body.limit });
       asked.wholeAt = body.resetAfterSeconds > 0 ? performance.now() + 1000 * body.resetAfterSeconds : 0;
-      gauge(body.remaining, body.limit);
+      showLeft(body.remaining, body.limit);
     }
     return body;
+  }
+
+  function request(asked, algorithm) {
+    const text = JSON.stringify({ ...asked.limit, algorithm, permits: permits() });
+    return { method: "POST", headers: { "Content-Type": "application/json" }, body: text };
   }
 
   async function send() {
     if (typed !== null) start();
     const asked = run;
-    if (asked.flying >= MOST_IN_FLIGHT) return;
+    if (asked.refused || asked.flying >= MOST_IN_FLIGHT) return;
     asked.flying += 1;
-    const text = JSON.stringify({ ...asked.limit, permits: permits() });
-    const headers = { "Content-Type": "application/json" };
-    const body = await ask("playground/check", { method: "POST", headers, body: text }, asked);
+    const [body] = await Promise.all([ask("playground/check", request(asked, asked.limit.algorithm), asked), compare(asked)]);
     asked.flying -= 1;
     if (!body) return;
     asked[body.allowed ? "allowed" : "denied"] += 1;
     trace.add(performance.now(), asked.remaining, asked.capacity, body.allowed);
+    lanes.add(asked.limit.algorithm, performance.now(), body.allowed);
     tally();
     asked.freeAt = body.allowed ? 0 : performance.now() + 1000 * body.retryAfterSeconds;
     if (body.allowed) verdict("good", "Allowed");
     speak(body.allowed ? `Allowed, ${body.remaining} of ${body.limit} left` : `Denied, try again in ${duration(body.retryAfterSeconds)}`);
+  }
+
+  // The same request to the other algorithms, when they are to be seen.
+  async function compare(asked) {
+    if (!byId("compare").checked) return;
+    const others = ALGORITHMS.map(([value]) => value).filter((value) => value !== asked.limit.algorithm);
+    await Promise.all(
+      others.map(async (algorithm) => {
+        const answer = await get("playground/check", request(asked, algorithm), asked);
+        if (answer?.status === 200) lanes.add(algorithm, performance.now(), answer.body.allowed);
+        else if (answer?.status === 400) lanes.refuse(algorithm, answer.body.detail);
+      }),
+    );
   }
 
   // How things stand: asking for no permits spends none and leaves none out.
@@ -95,30 +113,16 @@ export function createPlayground(token) {
   }
 
   function problem(status, text) {
-    stop();
-    run.refused = true;
+    letGo();
+    run.refused = status === 400; // anything else may pass
     if (status === 400) {
       byId("quota").setAttribute("aria-invalid", "true");
       say(byId("quota-problem"), text);
       verdict("idle", "That is not a limit yet.");
-      gauge(null, null);
+      showNothing();
     } else {
       verdict("bad", text);
     }
-  }
-
-  function gauge(remaining, capacity) {
-    say(byId("remaining"), remaining === null ? "–" : count(remaining));
-    say(byId("limit-text"), capacity === null ? "of –" : `of ${count(capacity)} left`);
-    const pips = byId("pips");
-    const discrete = capacity !== null && capacity <= MOST_PIPS;
-    const wanted = capacity === null ? 0 : discrete ? capacity : 1;
-    if (pips.children.length !== wanted || pips.classList.contains("bar") === discrete) {
-      pips.classList.toggle("bar", !discrete);
-      pips.replaceChildren(...Array.from({ length: wanted }, () => element("i")));
-    }
-    if (discrete) [...pips.children].forEach((pip, place) => pip.classList.toggle("full", place < remaining));
-    else if (wanted) pips.firstChild.style.width = `${(100 * remaining) / capacity}%`;
   }
 
   function verdict(state, text) {
@@ -143,47 +147,14 @@ export function createPlayground(token) {
     say(byId("snippet"), `Limiter(${JSON.stringify(quota)}, algorithm="${algorithm.toLowerCase()}")`);
   }
 
-  // Hold to send: by pointer, Space or Enter. `begin` sends at once, then at the chosen pace.
-  const button = byId("send");
-  function begin() {
-    if (held !== null || (run.refused && typed === null)) return;
-    button.classList.add("held");
-    send();
-    const pace = Math.min(50, Math.max(1, Number(byId("pace").value) || 1));
-    held = setTimeout(() => {
-      held = setInterval(send, 1000 / pace);
-    }, 350); // long enough that a click is one request
-  }
-  function stop() {
-    button.classList.remove("held");
-    clearTimeout(held); // one kind of id for both, says HTML
-    held = null;
-  }
-  const presses = (key) => key.key === " " || key.key === "Enter";
-  button.addEventListener("pointerdown", (press) => {
-    if (press.button === 0) begin();
-  });
-  for (const end of ["pointerup", "pointercancel", "pointerleave", "blur"]) button.addEventListener(end, stop);
-  button.addEventListener("keydown", (key) => {
-    if (!presses(key)) return;
-    key.preventDefault();
-    if (!key.repeat) begin();
-  });
-  button.addEventListener("keyup", (key) => {
-    if (presses(key)) stop();
-  });
-  // Screen readers and voice control click without a pointer or a key.
-  button.addEventListener("click", (click) => {
-    if (click.detail === 0 && held === null) send();
-  });
-  button.addEventListener("contextmenu", (menu) => menu.preventDefault()); // a long press on a phone
-  document.addEventListener("visibilitychange", stop);
+  const pace = () => Math.min(50, Math.max(1, Number(byId("pace").value) || 1));
+  const letGo = holdable(byId("send"), send, pace);
 
-  // The countdown and the moving trace; nothing runs while the limit rests and the trace is empty.
+  // The countdown, and what moves; almost nothing while the limit rests.
   let peeked = 0;
   function frame(now) {
     const waiting = run.freeAt - now;
-    if (waiting > 0) verdict("bad", `Denied. Next in ${waiting < 60_000 ? `${(Math.ceil(waiting / 100) / 10).toFixed(1)} s` : duration(waiting / 1000)}`);
+    if (waiting > 0) verdict("bad", `Denied. Next in ${countdown(waiting)}`);
     else if (run.freeAt && byId("verdict").dataset.state === "bad") {
       run.freeAt = 0;
       verdict("idle", "Go ahead.");
@@ -194,6 +165,7 @@ export function createPlayground(token) {
       look(run);
     }
     trace.move(now);
+    lanes.move(now);
     requestAnimationFrame(frame);
   }
 
@@ -204,7 +176,7 @@ export function createPlayground(token) {
   byId("algorithms").append(...choices);
 
   function chosen() {
-    const [, , quotas, about] = ALGORITHMS.find(([value]) => value === document.querySelector("#algorithms input:checked").value);
+    const [, , quotas, about] = ALGORITHMS.find(([value]) => value === picked());
     say(byId("about"), about);
     byId("presets").replaceChildren(
       ...quotas.map((quota) => {
@@ -234,6 +206,10 @@ export function createPlayground(token) {
     start();
   });
   byId("again").addEventListener("click", start);
+  byId("compare").addEventListener("change", (change) => {
+    byId("lanes").hidden = !change.target.checked;
+    start(); // all from the same beginning
+  });
   const copy = byId("copy");
   copy.hidden = !navigator.clipboard; // absent on plain HTTP beyond this machine
   copy.addEventListener("click", async () => {
@@ -245,6 +221,10 @@ export function createPlayground(token) {
   chosen();
   start();
   requestAnimationFrame(frame);
+}
+
+function countdown(milliseconds) {
+  return milliseconds < 60_000 ? `${(Math.ceil(milliseconds / 100) / 10).toFixed(1)} s` : duration(milliseconds / 1000);
 }
 
 // crypto.randomUUID is absent on plain HTTP beyond this machine.

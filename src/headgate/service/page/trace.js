@@ -3,7 +3,7 @@
 import { shape } from "./dom.js";
 import { steps } from "./format.js";
 
-const SPAN = 30_000; // milliseconds
+export const SPAN = 30_000; // milliseconds
 const LANE = 26; // pixels at the top, for the marks
 const EDGE = { right: 34, bottom: 18 };
 const FRAME = 50; // milliseconds between two drawings
@@ -67,10 +67,7 @@ export function createTrace(host) {
     }
     for (const { at, allowed } of samples) {
       if (allowed === null || now - at > SPAN) continue;
-      const place = x(at).toFixed(1);
-      // Told apart by shape as well as by colour: a bar, or a cross.
-      if (allowed) parts.push(shape("path", { class: "mark allowed", d: `M${place} 4V${LANE - 4}` }));
-      else parts.push(shape("path", { class: "mark denied", d: `M${place} 10m-3.5 -3.5l7 7m0 -7l-7 7` }));
+      parts.push(mark(x(at), LANE, allowed));
     }
     drawing.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
     drawing.replaceChildren(...parts);
@@ -78,4 +75,11 @@ export function createTrace(host) {
 
   new ResizeObserver(() => (stale = true)).observe(drawing);
   return { add, clear, move };
+}
+
+// One decision in a lane of that height: a bar or a cross, so that shape tells them apart as well as colour.
+export function mark(x, height, allowed) {
+  const place = x.toFixed(1);
+  if (allowed) return shape("path", { class: "mark allowed", d: `M${place} 4V${height - 4}` });
+  return shape("path", { class: "mark denied", d: `M${place} ${height / 2}m-3.5 -3.5l7 7m0 -7l-7 7` });
 }

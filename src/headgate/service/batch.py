@@ -1,0 +1,99 @@
+"""Many checks in one request, each on its own, answered in order.
+
+A bad one among them refuses them all before anything is spent. They are decided in slices, and between two slices
+others have their turn: a thousand checks at once are no reason to let everybody else wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+from headgate.decision import Decision
+from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
+from headgate.keys import check_key
+from headgate.service.answers import count, exempted, reply, unanswered
+from headgate.service.checks import FORM, find, given_or_none
+from headgate.service.http import Exchange, Refusal, Reply, Scope, read_json
+from headgate.service.model import BATCH, Check, Checks
+from headgate.service.query import parse
+from headgate.service.rules import Lane
+
+if TYPE_CHECKING:
+    from headgate.service.app import App, State
+
+SLICE = 16  # some hundred microseconds
+TRIP = 64  # what one trip to Redis carries
+
+
+class Planned(NamedTuple):
+    """A check that may be made."""
+
+    lane: Lane
+    key: str
+    exempt: bool
+    cost: int
+
+
+async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
+    """Answer a list with a list."""
+    state = app.state
+    state.tokens.demand("check", scope.headers)
+    parse(scope.query_string, frozenset())
+    checks: list[Check] = await read_json(scope, exchange, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
+    planned: list[Planned] = []
+    bodies: list[str] = []
+    for start in range(0, len(checks), SLICE):
+        planned += [_plan(state, scope, start + i, one) for i, one in enumerate(checks[start : start + SLICE])]
+        await asyncio.sleep(0)
+    width = SLICE if planned[0].lane.take else TRIP
+    for start in range(0, len(planned), width):
+        bodies += await _decide(app, state, planned[start : start + width])
+        await asyncio.sleep(0)
+    headers = [("content-type", "application/json"), ("cache-control", "no-store")]
+    return 200, headers, "[" + ",".join(bodies) + "]"
+
+
+def _plan(state: State, scope: Scope, number: int, one: Check) -> Planned:
+    try:
+        rule, algorithm, key = given_or_none(one.rule), given_or_none(one.algorithm), given_or_none(one.key)
+        lane, key, exempt = find(state, scope, rule, algorithm, key)
+        check_key(key)
+        cost = int(one.permits) * lane.cost
+        if cost > lane.capacity:
+            raise InvalidPermits(f"permits must be at most {lane.capacity // lane.cost}, the capacity")
+    except (Refusal, InvalidKey, InvalidPermits) as error:
+        raise Refusal(400, f"check {number} of the batch: {error}; nothing was spent") from None
+    return Planned(lane, key, exempt, cost)
+
+
+async def _decide(app: App, state: State, planned: list[Planned]) -> list[str]:
+    """The answers to a slice. Keys travel together, but those who ask for the same key do so in order."""
+    bodies = [""] * len(planned)
+    turns: dict[tuple[int, str], list[int]] = {}
+    for i, one in enumerate(planned):
+        began = perf_counter_ns()
+        if one.exempt:
+            bodies[i] = str(exempted(app, one.lane, one.key, 0)[2])
+        elif one.lane.take:
+            made = one.lane.take(one.key, one.cost)
+            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began)
+        else:
+            turns.setdefault((id(one.lane), one.key), []).append(i)
+
+    async def take(positions: list[int]) -> None:
+        for i in positions:
+            one, began = planned[i], perf_counter_ns()
+            try:
+                made = await one.lane.limiter.try_acquire(one.key, one.cost)
+            except StoreUnavailable as error:
+                raise unanswered(app, one.lane, one.key, error) from None
+            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began)
+
+    await asyncio.gather(*(take(positions) for positions in turns.values()))
+    return bodies
+
+
+def _body(app: App, state: State, one: Planned, made: Decision, nanoseconds: int) -> str:
+    return str(reply(state, one.lane, one.key, made, count(app, one.lane, one.key, made, nanoseconds))[2])
