@@ -24,7 +24,7 @@ DEFAULT_BOUND = 60  # seconds
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
-    config.addinivalue_line("markers", "impatient: with the time-outs of Redis as users have them")
+    config.addinivalue_line("markers", "impatient: with time-outs of Redis that a test can wait for")
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,9 @@ def bound(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give servers more time than users would: a busy machine is not what most tests are about."""
-    if not request.node.get_closest_marker("impatient"):
-        monkeypatch.setattr("headgate.redis.address.TIMEOUT", 10.0)
+    """Give servers more time than users would: a busy machine is not what tests are about."""
+    impatient = request.node.get_closest_marker("impatient")
+    monkeypatch.setattr("headgate.redis.address.TIMEOUT", 0.5 if impatient else 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
 
@@ -89,13 +89,19 @@ def read(
     shown = without_secrets(url)
     try:
         return _read(url, shown, timeout, connect_timeout, max_connections)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, redis.RedisError) as error:
         raise ValueError(f"cannot read the store URL {shown!r}: {error}; {FORM}") from None
 
 
 def without_secrets(url: str) -> str:
     """*url* for a message: nobody's password in it, however it was written."""
-    return re.sub(r"(password=)[^&#]*", r"\1***", re.sub(r"(?<=//).*@", "***@", url))
+    plain, mark, query = re.sub(r"(?<=//).*@", "***@", url).partition("?")
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    return plain + mark + "&".join(name + sign + ("***" if _secret(name) else value) for name, sign, value in pairs)
+
+
+def _secret(name: str) -> bool:
+    return "password" in unquote(name).lower()
 
 
 def _read(
@@ -111,6 +117,8 @@ def _read(
         "connect_timeout", query.pop("connect_timeout", None) if connect_timeout is None else connect_timeout, timeout
     )
     most = _count(query.pop("max_connections", MAX_CONNECTIONS) if max_connections is None else max_connections)
+    if unknown := [name for name in query if name not in _KNOWN and not name.startswith(("ssl_", "sentinel_"))]:
+        raise ValueError(f"unknown parameter {', '.join(unknown)}; known are {', '.join(sorted(_KNOWN))} and ssl_...")
     sentinel_auth = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name in _SENTINEL_AUTH}
     tls = query.pop("ssl", "false").lower() in ("true", "1", "yes") if kind != "single" else parts.scheme == "rediss"
     user, _, hosts = parts.netloc.rpartition("@")
@@ -120,6 +128,15 @@ def _read(
         path = "/" + db
         if not service:
             raise ValueError("the name of the Sentinel service is missing behind the hosts")
+    if parts.scheme == "unix":
+        if not path.strip("/"):
+            raise ValueError("the path of the socket is missing")
+    elif not re.fullmatch(r"/?|/\d+", path):
+        raise ValueError("the database behind the host must be a number")
+    if kind == "cluster" and path.strip("/0"):
+        raise ValueError("a Cluster has only database 0")
+    if kind == "single" and "," in hosts:
+        raise ValueError("one host only; several are for redis+sentinel:// and redis+cluster://")
     addresses = tuple(_host(host, 26379 if kind == "sentinel" else 6379, kind) for host in hosts.split(","))
     if parts.scheme == "unix":
         plain = url.split("?")[0] + ("?" + urlencode(query) if query else "")
@@ -141,14 +158,22 @@ def _read(
 
 
 _ALIASES = {"socket_timeout": "timeout", "socket_connect_timeout": "connect_timeout"}  # redis-py's names for ours
+_KNOWN = {"ssl", "db", "username", "password", "client_name", "protocol", "socket_keepalive", "health_check_interval"}
+_KNOWN |= {"encoding", "encoding_errors", "decode_responses", "retry_on_timeout"}  # other clients' URLs have them
 _SENTINEL_AUTH = ("sentinel_username", "sentinel_password")
 
 
 def _host(text: str, default_port: int, kind: str) -> Address:
     parts = urlsplit("//" + text)
+    try:
+        port = default_port if parts.port is None else parts.port
+    except ValueError:
+        port = 0
+    if not 0 < port < 65536:  # what stands there may be half of a password, so it is not shown
+        raise ValueError("the port must be a number from 1 to 65535; write / # ? @ of a password as %2F %23 %3F %40")
     if not parts.hostname and kind != "single":
-        raise ValueError(f"a host is missing in {text!r}")
-    return Address(parts.hostname or "localhost", parts.port or default_port, kind == "sentinel")
+        raise ValueError("a host is missing")
+    return Address(parts.hostname or "localhost", port, kind == "sentinel")
 
 
 def _bracketed(host: str) -> str:

@@ -66,14 +66,14 @@ def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: floa
                 raise
             whole, again, problem = True, True, error
             continue
+        except MovedError as error:  # before AskError, whose child it is
+            topology.moved(error.slot_id, Address(error.host or address.host, error.port))
+            problem = error
         except AskError as error:
-            detour, again, problem = Address(error.host, error.port), True, error
+            detour, again, problem = Address(error.host or address.host, error.port), True, error
             if monotonic() > until:
                 raise
             continue
-        except MovedError as error:
-            topology.moved(error.slot_id, Address(error.host or address.host, error.port))
-            problem = error
         except TryAgainError as error:
             problem = error
             yield PAUSE
@@ -84,8 +84,10 @@ def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: floa
             yield PAUSE
             yield from topology.discover(slot)
         except (RedisError, OSError) as error:
-            topology.lost(address)  # the next call finds out where to go; this one may have been answered
-            if not script.repeatable or isinstance(error, ResponseError) or monotonic() + PAUSE > until:
+            known = topology.lost(address)  # the next call finds out where to go; this one may have been answered
+            refused = isinstance(error, ResponseError)
+            safe = (refused and known and "read only replica" in str(error)) or (not refused and script.repeatable)
+            if not safe or monotonic() + PAUSE > until:
                 raise
             problem = ConnectionError(str(error))
             yield PAUSE
@@ -94,9 +96,13 @@ def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: floa
             raise problem
 
 
-def probe(topology: Topology, slot: int) -> Generator[Send, Any, None]:
-    """Whether *slot* can be asked for again: returns if so, raises if not."""
+def probe(topology: Topology, slot: int, patience: float) -> Generator[Send, Any, None]:
+    """Whether *slot* can be asked for again, in the time that a check has: returns if so, raises if not."""
     address = yield from topology.discover(slot)
-    yield Send(address, pack("PING"))
+    yield Send(address, pack("PING"))  # connects, which may take longer
+    begun = monotonic()
+    yield Send(address, pack("EVAL", "return 1", 0))  # and not PING: a server may answer that and hold scripts up
+    if (took := monotonic() - begun) > patience:
+        raise TimeoutError(f"it answers, but in {took:.2f} s, and a check has {patience} s")
     if topology.sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO")))):
         raise ClusterDownError("CLUSTERDOWN as the server itself says")

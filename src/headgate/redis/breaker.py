@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import monotonic
 
+import redis.exceptions
+
 from headgate.redis.address import Address
-from headgate.redis.topology import Unreached
+
+TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 
 logger = logging.getLogger("headgate")
 
@@ -34,24 +37,39 @@ class Breaker:
         self.opened = 0  # times, ever
         self.last_error = ""
         self._since = 0.0
+        self._latest = 0.0
+        self._probing = False
         self._lock = threading.Lock()
 
-    def failed(self, error: Exception, probe: Callable[[], object], lasting: float = 0.0) -> None:
-        """A call got no answer. *probe* starts what will call `answered`; it is called when this opens.
+    def failed(self, error: Exception, begun: float, lasting: float = 0.0) -> bool:
+        """A call that began at *begun* got no answer. Whether to look for the server, with `start_probe`.
 
-        *lasting*: the silence must be that old, for the haste of one caller must not take the store from the others.
+        *lasting*: the caller was in haste; silence that long must come together before anybody looks, and the store
+        stays in use until a probe, which has more time, has failed as well.
         """
         with self._lock:
-            now = monotonic()
+            if self.failures and begun < self._latest and not isinstance(error, TIMEOUTS):
+                return False  # connections that break together are one failure
+            self._latest = now = monotonic()
             self._since = self._since if self.failures else now
             self.failures += 1
             self.last_error = f"{type(error).__name__}: {error}"
-            if self.open or self.failures < FAILURES or now - self._since < lasting:
+            if self.open or self.failures < FAILURES:
+                return self.open
+            if lasting:
+                return now - self._since >= lasting
+        self.give_up(error)
+        return True
+
+    def give_up(self, error: Exception) -> None:
+        """Open: the policy answers from now on."""
+        with self._lock:
+            self.last_error = f"{type(error).__name__}: {error}"
+            if self.open:
                 return
             self.open = True
             self.opened += 1
         logger.error("%s does not answer (%s); on_store_error answers until it does", self.who, self.last_error)
-        probe()
 
     def answered(self) -> None:
         """A call or a probe was answered."""
@@ -59,6 +77,15 @@ class Breaker:
             was_open, self.open, self.failures = self.open, False, 0
         if was_open:
             logger.warning("%s answers again", self.who)
+
+    def start_probe(self) -> bool:
+        """Whether the caller may look for the server: one at a time. `end_probe` must follow."""
+        with self._lock:
+            free, self._probing = not self._probing, True
+        return free
+
+    def end_probe(self) -> None:
+        self._probing = False
 
 
 class Breakers:
@@ -70,13 +97,11 @@ class Breakers:
         self._all: dict[Address | None, Breaker] = {}
 
     def of(self, address: Address | None) -> Breaker:
-        """The breaker before *address*; raises at once if it is open."""
+        """The breaker before *address*."""
         key = address if self._sliced else None
         breaker = self._all.get(key)
         if breaker is None:
             breaker = self._all.setdefault(key, Breaker(f"{key.host}:{key.port}" if key else self._shown))
-        if breaker.open:
-            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
         return breaker
 
     def all(self) -> list[Breaker]:

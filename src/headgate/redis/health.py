@@ -25,10 +25,10 @@ SKEW = 1.0  # seconds by which the server's clock may differ from this host's
 def examine(topology: Topology, patience: float) -> Generator[Send, Any, Health]:
     """The plan: ping, INFO, and the clock, of the first server that answers. A check has *patience* seconds."""
     problem: Exception | None = None
-    candidates: list[Address | None] = [*topology.servers()]
+    candidates: list[Address | None] = [None, *topology.servers()] if topology.sliced else [*topology.servers()]
     for known in candidates or [None]:
         try:
-            address = known or (yield from topology.discover(0))
+            address = known or (yield from topology.discover(0))  # a server of the URL may be a replica by now
             return (yield from _examine(address, topology.sliced, patience))
         except (RedisError, OSError) as error:
             problem = error

@@ -12,6 +12,7 @@ Whoever is cancelled loses nothing: a call that was not sent is dropped, and wha
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from functools import partial
@@ -47,14 +48,13 @@ _CONNECTIONS: dict[type, type] = {
 
 
 class Passenger:
-    """A request in the queue, and who waits for its reply, and how long a trip may take for it."""
+    """A request in the queue, and who waits for its reply."""
 
-    __slots__ = ("done", "patience", "request")
+    __slots__ = ("done", "request")
 
-    def __init__(self, request: Send | Ask, done: asyncio.Future[Any], patience: float) -> None:
+    def __init__(self, request: Send | Ask, done: asyncio.Future[Any]) -> None:
         self.request = request
         self.done = done
-        self.patience = patience
 
 
 Group = list[Passenger]  # that one command can carry: of one limiter and one kind of call
@@ -76,9 +76,9 @@ class Batches:
         self._idle: list[Any] = []
         self._made = 0
 
-    async def send(self, request: Send | Ask, patience: float) -> Any:
-        """The reply to one request; *patience* is for the trip, and begins when it does."""
-        passenger = Passenger(request, self.loop.create_future(), patience)
+    async def send(self, request: Send | Ask) -> Any:
+        """The reply to one request. The time-out is for its trip, and begins when that does."""
+        passenger = Passenger(request, self.loop.create_future())
         self._queue(passenger)
         try:
             return await passenger.done
@@ -105,31 +105,48 @@ class Batches:
             await self._idle.pop().disconnect()
             self._made -= 1
 
+    def adopt(self, other: Batches) -> None:
+        """Take over the connections of *other*, which has done its work."""
+        while other._idle and self._made < self._most:
+            self._idle.append(other._idle.pop())
+            self._made += 1
+            other._made -= 1
+
     def _queue(self, passenger: Passenger) -> None:
         self._waiting.append(passenger)
         if not self._carriers or (len(self._waiting) >= MAX_BATCH and len(self._carriers) < self._most):
-            self._carriers.add(self.loop.create_task(self._carry()))
+            self._start_carrier()
+
+    def _start_carrier(self) -> None:
+        carrier = self.loop.create_task(self._carry())
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carrier_is_gone)
+
+    def _carrier_is_gone(self, carrier: asyncio.Task[None]) -> None:
+        """One that was cancelled, perhaps before it began, leaves others waiting."""
+        self._carriers.discard(carrier)
+        if self._waiting and not self._carriers and not self.loop.is_closed():
+            self._start_carrier()
 
     async def _carry(self) -> None:
         try:
             while self._waiting:
                 batch: list[Passenger] = []
-                weight, patience = 0, 0.0
+                weight = 0
                 while self._waiting and weight < MAX_BATCH:
                     passenger = self._waiting.popleft()
                     if not passenger.done.cancelled():
                         batch.append(passenger)
-                        patience = max(patience, passenger.patience)
                         weight += passenger.request.script.weight if isinstance(passenger.request, Ask) else 1
                 if batch:
-                    await self._trip(batch, patience)
+                    await self._trip(batch)
         finally:
             # here and not in a callback, which comes later: a call queued in between would wait for nobody
             self._carriers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _trip(self, batch: list[Passenger], patience: float) -> None:
+    async def _trip(self, batch: list[Passenger]) -> None:
         try:
-            async with _Silence(self.loop, patience):
+            async with _Silence(self.loop, self._timeout):
                 connection = await self._borrow()
                 try:
                     await self._exchange(connection, _groups(batch, self._apart))
@@ -139,10 +156,12 @@ class Batches:
                 finally:
                     await self._give_back(connection)
         except (RedisError, OSError) as error:
-            _fail(batch, error if str(error) else TimeoutError(f"no answer within {patience} s"))
+            _fail(batch, error if str(error) else TimeoutError(f"no answer within {self._timeout} s"))
             if not isinstance(error, ResponseError):  # those behind have waited as long, and for the same
                 _fail(self._waiting, Unreached(f"gave up behind others: {error or 'no answer'}"))
                 self._waiting.clear()
+        except Exception as error:  # of an option that redis-py takes and cannot use, say
+            _fail(batch, ConnectionError(f"{type(error).__name__}: {error}"))
         except BaseException:
             _fail(batch, ConnectionError("the event loop stopped in mid-call"))
             raise
@@ -185,7 +204,7 @@ class Batches:
             connection = kind(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
             self._made += 1
         try:
-            if connection.is_connected and await connection.can_read():  # nothing was asked: the server closed it
+            if connection.is_connected and await _can_read(connection):  # nothing was asked: the server closed it
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()
@@ -212,8 +231,15 @@ class Batches:
         if isinstance(request, Ask) and request.call.op == "take" and reply[0] == 1:
             done = self.loop.create_future()
             done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
-            refund = request._replace(call=request.call._replace(op="refund"), whole=True)
-            self._queue(Passenger(refund, done, self._timeout))
+            self._queue(Passenger(request._replace(call=request.call._replace(op="refund"), whole=True), done))
+
+
+async def _can_read(connection: Any) -> bool:
+    look = getattr(connection, "can_read", None) or connection.can_read_destructive  # before redis-py 8
+    try:
+        return bool(await look())
+    except (RedisError, OSError):
+        return True  # that it is closed
 
 
 async def _read_both(connection: Any) -> Any:
@@ -294,9 +320,11 @@ class _Silence:
 class LoopLink:
     """A Redis, single, behind Sentinels or a Cluster, for one event loop."""
 
-    def __init__(self, source: Target | redis.asyncio.ConnectionPool, shown: str) -> None:
+    def __init__(self, source: Target | redis.asyncio.ConnectionPool, shown: str, timeout: float | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.timeout = source.timeout if isinstance(source, Target) else 1.0
+        own = source.timeout if isinstance(source, Target) else source.connection_kwargs.get("socket_timeout") or 1.0
+        self.timeout: float = timeout or own
+        self.closed = False
         self._source = source
         self._shown = shown
         self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
@@ -308,21 +336,25 @@ class LoopLink:
         """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))
-        patience = self.timeout if within is None else within
-        until = monotonic() + patience
+        if breaker.open:
+            self._probe_later(breaker, slot)
+            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        begun = monotonic()
+        hasty = within is not None and within < self.timeout
+        until = begun + (within if hasty and within else self.timeout)
         try:
-            reply = await arun(ask(self._topology, script, call, until), partial(self._answer, until, patience))
+            reply = await arun(ask(self._topology, script, call, until), partial(self._answer, until, hasty))
         except SILENCE as error:
-            breaker.failed(error, lambda: self._probe_later(breaker, slot), 0.0 if within is None else self.timeout)
+            if breaker.failed(error, begun, self.timeout if hasty else 0.0):
+                self._probe_later(breaker, slot)
             raise
         if breaker.failures:
             breaker.answered()
         return reply
 
-    async def examine(self, within: float) -> Health:
-        """Look at the server, *within* seconds; not through the breaker."""
-        answer = partial(self._answer, monotonic() + within, within)
-        return await arun(examine(self._topology, self.timeout), answer)
+    async def examine(self, within: float, patience: float) -> Health:
+        """Look at the server, *within* seconds; not through the breaker. A check has *patience* seconds."""
+        return await arun(examine(self._topology, patience), partial(self._answer, monotonic() + within, True))
 
     def breakers(self) -> list[Breaker]:
         return self._breakers.all()
@@ -335,41 +367,70 @@ class LoopLink:
         return sum(batches.trips for batches in self._nodes.values())
 
     async def aclose(self) -> None:
+        self.closed = True
         for task in self._probes:
             task.cancel()
         for batches in list(self._nodes.values()):
             await batches.aclose()
 
-    def _answer(self, until: float, patience: float, request: Request) -> Coroutine[Any, Any, Any]:
+    def _answer(self, until: float, hasty: bool, request: Request) -> Coroutine[Any, Any, Any]:
         if isinstance(request, float):
             return asyncio.sleep(request)
-        batches = self._nodes.get(request.address)
-        if batches is None:
-            batches = self._nodes[request.address] = Batches(self._source, request.address, self.timeout)
-        reply = batches.send(request, patience)
-        if isinstance(request, Ask) and not request.again and patience >= self.timeout:
+        reply = self._batches(request.address).send(request)
+        if isinstance(request, Ask) and not request.again and not hasty:
             return reply  # the trip has a time-out; to wait until others of this process are served is no silence
         left = max(until - monotonic(), 0.0)
         return self._soon(reply, left if isinstance(request, Ask) else left * request.share)
+
+    def _batches(self, address: Address) -> Batches:
+        batches = self._nodes.get(address)
+        if batches is None:
+            batches = self._nodes[address] = Batches(self._source, address, self.timeout)
+        return batches
 
     async def _soon(self, reply: Coroutine[Any, Any, Any], left: float) -> Any:
         async with _Silence(self.loop, left):
             return await reply
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
-        probe = self.loop.create_task(self._probe(breaker, slot))
-        self._probes.add(probe)
-        probe.add_done_callback(self._probes.discard)
+        if self.closed or not breaker.start_probe():
+            return
+        # weak: a limiter that nobody has any more needs no probe
+        probe = self.loop.create_task(_probe(weakref.ref(self), breaker, slot))
+        probes = self._probes
+        probes.add(probe)
 
-    async def _probe(self, breaker: Breaker, slot: int) -> None:
-        for pause in pauses():
-            await asyncio.sleep(pause)
-            if not breaker.open:
-                return
-            try:
-                patience = max(self.timeout, PROBE_TIMEOUT)
-                await arun(probe(self._topology, slot), partial(self._answer, monotonic() + patience, patience))
-            except (RedisError, OSError):
-                continue
+        def over(probe: asyncio.Task[None]) -> None:
+            probes.discard(probe)
+            breaker.end_probe()
+
+        probe.add_done_callback(over)
+
+    async def _probe(self, slot: int) -> None:
+        """On a link of its own, which has more time; the connection that it made is left to the calls."""
+        within = max(self.timeout, PROBE_TIMEOUT)
+        link = LoopLink(self._source, self._shown, within)
+        try:
+            plan = probe(link._topology, slot, self.timeout)
+            await arun(plan, partial(link._answer, monotonic() + within, True))
+            for address, batches in link._nodes.items():
+                if not address.sentinel and not self.closed:
+                    self._batches(address).adopt(batches)
+        finally:
+            await link.aclose()
+
+
+async def _probe(link: weakref.ref[LoopLink], breaker: Breaker, slot: int) -> None:
+    for pause in pauses():
+        await asyncio.sleep(pause if breaker.open else 0)
+        alive = link()
+        if alive is None or alive.closed or not breaker.failures:
+            return
+        try:
+            await alive._probe(slot)
+        except Exception as error:  # whatever it is, there is nobody to hear it but the next try
+            breaker.give_up(error)
+            del alive
+        else:
             breaker.answered()
             return

@@ -110,6 +110,7 @@ class Call(NamedTuple):
     op: str
     key: str
     permits: int
+    spent: float = 0.0  # seconds of the caller's time that are gone
 
 
 class Script:

@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError
 from redis.retry import Retry
 
 from headgate.plan import run
@@ -47,20 +47,21 @@ class Connections:
         self._target = target
         self._address = address
         self._idle: deque[tuple[Any, float]] = deque()
-        self._made = 0
+        self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # one that an interrupt lost is none any more
         self._changed = threading.Condition()
+        self._broke_at = LONG_AGO
         self.waiting = 0
 
     def borrow(self, until: float) -> Any:
         """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is."""
         if not isinstance(self._target, Target):
-            return self._target.get_connection()
+            return self._lend(self._target, until)
         try:
             connection, since = self._idle.pop()
         except IndexError:
             connection, since = self._another(until)
         now = monotonic()
-        if now - since > IDLE:
+        if now - since > IDLE or since <= self._broke_at:
             try:
                 self._connect(connection, until - now)
             except BaseException as error:
@@ -78,7 +79,10 @@ class Connections:
         """Take it back; one that is not *clean* may still get a reply, which would be the next caller's."""
         if not clean:
             connection.disconnect()
+            self._broke_at = monotonic()  # the others may have broken with it
         if not isinstance(self._target, Target):
+            if connection._sock is not None:
+                connection._sock.settimeout(connection.socket_timeout)
             self._target.release(connection)
             return
         self._idle.append((connection, monotonic() if clean else LONG_AGO))
@@ -90,10 +94,10 @@ class Connections:
         while self._idle:
             connection, _ = self._idle.pop()
             connection.disconnect()
-            self._made -= 1
+            self._all.discard(connection)
 
     def in_use(self) -> int:
-        return self._made - len(self._idle)
+        return len(self._all) - len(self._idle)
 
     def idle(self) -> int:
         return len(self._idle)
@@ -104,7 +108,7 @@ class Connections:
         with self._changed:
             self.waiting += 1  # before the look: who gives one back after it must know that somebody waits
             try:
-                while self._made >= target.max_connections:
+                while len(self._all) >= target.max_connections:
                     try:
                         return self._idle.pop()
                     except IndexError:
@@ -113,15 +117,27 @@ class Connections:
                         raise PoolExhausted(
                             f"all {target.max_connections} connections are in use: raise max_connections"
                         )
-                self._made += 1
+                options = target.connection_options(self._address)
+                made = target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0))
+                self._all.add(made)
+                return made, LONG_AGO
             finally:
                 self.waiting -= 1
-        options = target.connection_options(self._address)
-        return target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0)), LONG_AGO
+
+    def _lend(self, pool: redis.ConnectionPool, until: float) -> Any:
+        """One of somebody's own pool. It connects in its own time; what is asked on it has ours, if that is less."""
+        try:
+            connection: Any = pool.get_connection()
+        except MaxConnectionsError as error:
+            raise PoolExhausted(str(error)) from error
+        left = max(until - monotonic(), MOMENT)
+        if connection._sock is not None and left < (connection.socket_timeout or math.inf):
+            connection._sock.settimeout(left)
+        return connection
 
     def _connect(self, connection: Any, left: float) -> None:
         """Connect, or again if the server has closed it: nothing was asked, so nothing may be there to read."""
-        if connection.is_connected:
+        if connection._sock is not None:
             try:
                 if not connection.can_read():
                     return
@@ -187,21 +203,26 @@ class ThreadLink:
         """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
         slot = script.slot(call.key) if self._topology.sliced else 0
         breaker = self._breakers.of(self._topology.address(slot))
+        if breaker.open:
+            self._probe_later(breaker, slot)
+            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
+        begun = monotonic()
+        until = begun + (self.timeout if within is None else min(within, self.timeout))
         try:
-            until = monotonic() + (self.timeout if within is None else within)
             reply = run(ask(self._topology, script, call, until), partial(self._answer, until))
         except PoolExhausted:
             raise  # that is nothing the server did
         except SILENCE as error:
-            breaker.failed(error, lambda: self._probe_later(breaker, slot), 0.0 if within is None else self.timeout)
+            if breaker.failed(error, begun, 0.0 if within is None else self.timeout):
+                self._probe_later(breaker, slot)
             raise
         if breaker.failures:
             breaker.answered()
         return reply
 
-    def examine(self, within: float) -> Health:
-        """Look at the server, *within* seconds; not through the breaker."""
-        return run(examine(self._topology, self.timeout), partial(self._answer, monotonic() + within))
+    def examine(self, within: float, patience: float) -> Health:
+        """Look at the server, *within* seconds; not through the breaker. A check has *patience* seconds."""
+        return run(examine(self._topology, patience), partial(self._answer, monotonic() + within))
 
     def breakers(self) -> list[Breaker]:
         return self._breakers.all()
@@ -247,23 +268,33 @@ class ThreadLink:
             connections.give_back(connection, clean=clean)  # whatever came, even a signal
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
+        if self.closed or not breaker.start_probe():
+            return
         arguments = (weakref.ref(self), breaker, slot)  # weak: a limiter that nobody has any more needs no probe
-        threading.Thread(target=_probe, args=arguments, name="headgate-probe", daemon=True).start()
+        try:
+            threading.Thread(target=_probe, args=arguments, name="headgate-probe", daemon=True).start()
+        except RuntimeError:  # no more threads here: one of the next calls may have more luck
+            breaker.end_probe()
 
     def _probe(self, slot: int) -> None:
-        run(probe(self._topology, slot), partial(self._answer, monotonic() + max(self.timeout, PROBE_TIMEOUT)))
+        until = monotonic() + max(self.timeout, PROBE_TIMEOUT)
+        run(probe(self._topology, slot, self.timeout), partial(self._answer, until))
 
 
 def _probe(link: weakref.ref[ThreadLink], breaker: Breaker, slot: int) -> None:
-    for pause in pauses():
-        sleep(pause)
-        alive = link()
-        if alive is None or alive.closed or not breaker.open:
-            return
-        try:
-            alive._probe(slot)
-        except (RedisError, OSError):
-            del alive
-            continue
-        breaker.answered()
-        return
+    try:
+        for pause in pauses():
+            sleep(pause if breaker.open else 0)
+            alive = link()
+            if alive is None or alive.closed or not breaker.failures:
+                return
+            try:
+                alive._probe(slot)
+            except Exception as error:  # whatever it is, there is nobody to hear it but the next try
+                breaker.give_up(error)
+                del alive
+            else:
+                breaker.answered()
+                return
+    finally:
+        breaker.end_probe()

@@ -112,8 +112,8 @@ class Sentinel:
                 problems.append(f"{sentinel.host}:{sentinel.port}: {error}")
                 continue
             if text(role[0]) == "master":
-                self._sentinels.remove(sentinel)
-                self._sentinels.insert(0, sentinel)  # the one that knew is asked first
+                # the one that knew is asked first; a new list, since other threads may be here too
+                self._sentinels = [sentinel, *(other for other in self._sentinels if other != sentinel)]
                 self._primary = primary
                 return primary
             problems.append(f"{primary.host}:{primary.port} is not the primary any more")

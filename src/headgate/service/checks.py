@@ -109,9 +109,13 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
 
 
 async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """The same answer with nothing spent; always 200."""
+    """How things stand, and whether the permits would be granted; nothing is spent. Always 200."""
     app.state.tokens.demand("read", scope.headers)
-    state, lane, key, made = await _look(app, scope, parse(scope.query_string, PARAMETERS))
+    asked = parse(scope.query_string, PARAMETERS)
+    (state, lane, key, would), (*_, now) = await asyncio.gather(
+        _look(app, scope, asked), _look(app, scope, asked | {"permits": "0"})
+    )
+    made = decision(would.allowed, now.limit, now.remaining, now.reset_us, would.retry_us, would.degraded)
     _, headers, text = reply(state, lane, as_shown(key), made, made.allowed or lane.shadow)
     return 200, [header for header in headers if header[0] != "retry-after"], text
 

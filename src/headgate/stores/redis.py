@@ -8,7 +8,7 @@ import dataclasses
 import threading
 from collections.abc import Coroutine, Generator
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     import redis
@@ -27,6 +27,7 @@ from headgate.redis.health import WITHIN
 from headgate.redis.loops import LoopLink
 from headgate.redis.script import Call, Script
 from headgate.redis.threads import ThreadLink
+from headgate.redis.topology import Unreached
 from headgate.rule import Rule, check_permits
 from headgate.stores import Health, StoreHealth
 
@@ -67,20 +68,20 @@ class RedisStore:
         self._threads_examiner: ThreadLink | None = None
         self._health: Health | None = None
         self._health_at = 0.0
+        self._looking: asyncio.Task[Health] | None = None
         self._lock = threading.Lock()
+        self._health_lock = threading.Lock()
         self._latest: LoopLink | None = None
         self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
-        if isinstance(self._source, redis.asyncio.ConnectionPool):
-            raise TypeError("Limiter needs a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
+        self._plain_source()
         return RedisGate(self, rule, on_store_error)
 
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisGate:
         """A gate for asyncio."""
-        if isinstance(self._source, redis.ConnectionPool):
-            raise TypeError("AsyncLimiter needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
+        self._async_source()
         return AsyncRedisGate(self, rule, on_store_error)
 
     def threads(self) -> ThreadLink:
@@ -96,37 +97,52 @@ class RedisStore:
         latest = self._latest
         if latest is not None and latest.loop is loop:
             return latest
-        link = self._loops.get(loop)
-        if link is None:
-            for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
-                del self._loops[closed]
-            source = self._source
-            assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
-            link = self._loops[loop] = LoopLink(source, self._shown())
-        self._latest = link
+        with self._lock:
+            link = self._loops.get(loop)
+            if link is None:
+                for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
+                    del self._loops[closed]
+                link = self._loops[loop] = LoopLink(self._async_source(), self._shown())
+            self._latest = link
         return link
+
+    def latest(self) -> LoopLink | None:
+        """The running event loop's connections, or those of the last one that had any."""
+        try:
+            return self._loops.get(asyncio.get_running_loop(), self._latest)
+        except RuntimeError:
+            return self._latest
 
     def health(self) -> Health:
         """Ask the server how it is, on a connection of its own; asked again within a second, the same answer."""
-        if self._threads_examiner is None:
-            self._threads_examiner = ThreadLink(self._plain_source(), self._shown())
-        if self._health is None or monotonic() - self._health_at > 1.0:
-            seen = self._threads_examiner.examine(WITHIN)
-            self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
-        return self._health
+        with self._health_lock:
+            if self._health is None or monotonic() - self._health_at > 1.0:
+                if self._threads_examiner is None:
+                    self._threads_examiner = ThreadLink(_apart(self._plain_source()), self._shown())
+                seen = self._threads_examiner.examine(WITHIN, self._patience())
+                self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
+            return self._health
 
     async def ahealth(self) -> Health:
         """The same for asyncio."""
-        if self._health is None or monotonic() - self._health_at > 1.0:
-            source = self._source
-            assert not isinstance(source, redis.ConnectionPool), "open_async() refused it"
-            examiner = LoopLink(source, self._shown())
-            try:
-                seen = await examiner.examine(WITHIN)
-            finally:
-                await examiner.aclose()
-            self._health, self._health_at = _with_connections(seen, self._latest), monotonic()
+        if self._health is not None and monotonic() - self._health_at <= 1.0:
+            return self._health
+        looking, loop = self._looking, asyncio.get_running_loop()
+        if looking is None or looking.done() or looking.get_loop() is not loop:
+            looking = self._looking = loop.create_task(self._look())
+        return await asyncio.shield(looking)
+
+    async def _look(self) -> Health:
+        examiner = LoopLink(_apart(self._async_source()), self._shown(), WITHIN)
+        try:
+            seen = await examiner.examine(WITHIN, self._patience())
+        finally:
+            await examiner.aclose()
+        self._health, self._health_at = _with_connections(seen, self._latest), monotonic()
         return self._health
+
+    def _patience(self) -> float:
+        return self._source.timeout if isinstance(self._source, address.Target) else 1.0
 
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
@@ -143,7 +159,13 @@ class RedisStore:
         self.close()
 
     def _plain_source(self) -> address.Target | redis.ConnectionPool:
-        assert not isinstance(self._source, redis.asyncio.ConnectionPool), "open() refused it"
+        if isinstance(self._source, redis.asyncio.ConnectionPool):
+            raise TypeError("threads need a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
+        return self._source
+
+    def _async_source(self) -> address.Target | redis.asyncio.ConnectionPool:
+        if isinstance(self._source, redis.ConnectionPool):
+            raise TypeError("asyncio needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
         return self._source
 
     def _shown(self) -> str:
@@ -163,7 +185,18 @@ def _source(
         raise ValueError("timeout, connect_timeout and max_connections belong to the client that you hand in")
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
         return given.connection_pool
-    raise TypeError(f"RedisStore takes a URL or a client of redis-py, got {type(given).__name__} {given!r:.80}")
+    raise TypeError(f"RedisStore takes a URL (text) or a client of redis-py, got {type(given).__name__}")
+
+
+Pool = TypeVar("Pool", bound=redis.ConnectionPool | redis.asyncio.ConnectionPool)
+
+
+def _apart(source: address.Target | Pool) -> address.Target | Pool:
+    """The same way to connect, for a look that must neither wait for others' connections nor try for long."""
+    if isinstance(source, address.Target):
+        return source
+    brief = {"socket_timeout": WITHIN / 2, "socket_connect_timeout": WITHIN / 2, "retry": None}
+    return type(source)(source.connection_class, 4, **{**source.connection_kwargs, **brief})
 
 
 def _with_connections(seen: Health, link: ThreadLink | LoopLink | None) -> Health:
@@ -190,6 +223,16 @@ def _check_prefix(prefix: str) -> str:
 _FAILURES = (RedisError, OSError)
 
 
+def _refused(error: Exception) -> bool:
+    """Whether the server answered, with an error."""
+    return isinstance(error, ResponseError)
+
+
+def _unsure(error: Exception) -> bool:
+    """Whether the server may have done what it was asked for, and nobody knows."""
+    return not isinstance(error, ResponseError | Unreached)
+
+
 class Plans:
     """What a gate does, as plans: check the arguments, ask Redis, or let the fallback answer."""
 
@@ -200,43 +243,56 @@ class Plans:
     def take(self, key: str, permits: int) -> Generator[Call, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
         fallback = self.fallback
+        spent = 0.0
         try:
-            if fallback.owed and fallback.owed.get(key):
-                yield Call("charge", key, fallback.owed[key])
-                fallback.owed.pop(key, None)
-            reply = yield Call("take", key, permits)
+            if fallback.owed and (debt := fallback.claim(key)):
+                spent = yield from self._settle(key, debt)
+            reply = yield Call("take", key, permits, spent)
         except _FAILURES as error:
-            return fallback.take(key, permits, error, isinstance(error, ResponseError))
+            return fallback.take(key, permits, error, refused=_refused(error), unsure=_unsure(error))
         decision = self._decision(reply)
         if fallback.local:
             fallback.follow(key, decision)
         return decision
+
+    def _settle(self, key: str, debt: int) -> Generator[Call, Any, float]:
+        """Charge what was granted in the outage; returns the seconds that it took. It is charged once at most."""
+        begun = monotonic()
+        try:
+            yield Call("charge", key, debt)
+        except Unreached:
+            self.fallback.owe(key, debt)  # nobody has heard of it
+            raise
+        return monotonic() - begun
 
     def peek(self, key: str, permits: int) -> Generator[Call, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity, 0)
         try:
             reply = yield Call("peek", key, permits)
         except _FAILURES as error:
-            return self.fallback.peek(key, permits, error, isinstance(error, ResponseError))
+            return self.fallback.peek(key, permits, error, refused=_refused(error))
         return self._decision(reply)
 
     def refund(self, key: str, permits: int) -> Generator[Call, Any, None]:
         key, permits = check_key(key), check_permits(permits)
+        left = self.fallback.forgive(key, permits)
         try:
-            yield Call("refund", key, permits)
+            if left:
+                yield Call("refund", key, left)
         except _FAILURES as error:
-            self.fallback.refund(key, permits, error, isinstance(error, ResponseError))
+            self.fallback.note(error, refused=_refused(error))
 
     def reset(self, key: str) -> Generator[Call, Any, None]:
         key = check_key(key)
+        self.fallback.forget(key)
         try:
             yield Call("reset", key, 1)
         except _FAILURES as error:
-            self.fallback.reset(key, error, isinstance(error, ResponseError))
+            self.fallback.note(error, refused=_refused(error))
 
-    def health(self, link: ThreadLink | LoopLink) -> StoreHealth:
+    def health(self, link: ThreadLink | LoopLink | None) -> StoreHealth:
         """What the caller's own calls have seen; asks nobody."""
-        breakers = link.breakers()
+        breakers = link.breakers() if link else []
         return StoreHealth(
             state="open" if any(breaker.open for breaker in breakers) else "closed",
             failures=max((breaker.failures for breaker in breakers), default=0),
@@ -246,9 +302,14 @@ class Plans:
         )
 
     def _decision(self, reply: Any) -> Decision:
-        if self.fallback.refused:
+        if self.fallback.refused_at:
             self.fallback.accepted()
         return self.script.decision(reply)
+
+
+def _left(within: float | None, timeout: float, call: Call) -> float | None:
+    """What is left of a call's time; None: all of the store's."""
+    return within if not call.spent else max((within or timeout) - call.spent, 0.001)
 
 
 class RedisGate:
@@ -283,7 +344,8 @@ class RedisGate:
         return gate
 
     def _ask(self, call: Call) -> Any:
-        return self._store.threads().ask(self.plans.script, call, self._within)
+        link = self._store.threads()
+        return link.ask(self.plans.script, call, _left(self._within, link.timeout, call))
 
 
 class AsyncRedisGate:
@@ -310,7 +372,7 @@ class AsyncRedisGate:
         return arun(self.plans.reset(key), self._ask)
 
     def store_health(self) -> StoreHealth:
-        return self.plans.health(self._store.loop())
+        return self.plans.health(self._store.latest())
 
     def within(self, seconds: float) -> AsyncRedisGate:
         gate = copy.copy(self)
@@ -318,4 +380,5 @@ class AsyncRedisGate:
         return gate
 
     def _ask(self, call: Call) -> Coroutine[Any, Any, Any]:
-        return self._store.loop().ask(self.plans.script, call, self._within)
+        link = self._store.loop()
+        return link.ask(self.plans.script, call, _left(self._within, link.timeout, call))

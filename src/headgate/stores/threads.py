@@ -80,5 +80,5 @@ class InThreads:
     def _give_back(
         self, loop: asyncio.AbstractEventLoop, key: str, permits: int, call: asyncio.Future[Decision]
     ) -> None:
-        if not call.cancelled() and not call.exception() and call.result().allowed:
+        if not call.cancelled() and not call.exception() and call.result().allowed and not call.result().degraded:
             loop.run_in_executor(None, self._gate.refund, key, permits)

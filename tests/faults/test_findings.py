@@ -1,0 +1,405 @@
+"""What a hostile user once found, kept found."""
+
+import asyncio
+import gc
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from headgate import AsyncLimiter, Limiter
+from headgate.stores.redis import RedisStore
+from tests.faults.clusters import Cluster, Node, wait_until
+from tests.faults.outages import paused
+from tests.faults.proxy import FaultyProxy
+from tests.servers import PASSWORD, USER
+
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+
+QUOTA = "100/30d"
+
+
+def spent(node: Node) -> int:
+    with Limiter(QUOTA, store=node.url + "?timeout=10") as limiter:
+        return 100 - limiter.peek("k", permits=0).remaining
+
+
+def back(limiter: Limiter) -> None:
+    wait_until(lambda: not limiter.peek("other", permits=0).degraded, "the store is in use again")
+
+
+def test_everything_is_cancelled_at_the_first_moment(node: Node) -> None:
+    """The task that carries calls is cancelled before its first step: nobody hangs, nor does `aclose`."""
+
+    async def worker(limiter: AsyncLimiter) -> None:
+        await asyncio.sleep(0)
+        try:
+            await limiter.try_acquire("k")
+        finally:
+            await limiter.aclose()
+
+    async def shut_down() -> None:
+        task = asyncio.create_task(worker(AsyncLimiter(QUOTA, store=node.url)))
+        await asyncio.sleep(0)
+        del task
+
+    async def go_on() -> None:
+        async with AsyncLimiter(QUOTA, store=node.url + "?timeout=10") as limiter:
+            call = asyncio.create_task(limiter.try_acquire("k"))
+            await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert not (await asyncio.wait_for(limiter.try_acquire("k"), 10)).degraded
+
+    asyncio.run(asyncio.wait_for(shut_down(), 10))
+    asyncio.run(go_on())
+
+
+def test_a_probe_that_is_cancelled_is_not_the_last(node: Node) -> None:
+    async def check() -> None:
+        async with AsyncLimiter(QUOTA, store=node.url + "?timeout=0.2") as limiter:
+            node.kill()
+            for _ in range(5):
+                assert (await limiter.try_acquire("k")).degraded
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            node.restart()  # not in a thread: a server dies with the thread that started it
+            deadline = time.monotonic() + 10
+            while (await limiter.try_acquire("k")).degraded:
+                assert time.monotonic() < deadline, "nobody looks for it any more"
+                await asyncio.sleep(0.01)
+
+    asyncio.run(check())
+
+
+def test_no_thread_for_a_probe(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Limiter(QUOTA, store=node.url + "?timeout=0.2") as limiter:
+        node.kill()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            for _ in range(10):
+                assert limiter.try_acquire("k").degraded
+        node.restart()
+        wait_until(lambda: not limiter.try_acquire("k").degraded, "a later call has started a probe")
+
+
+@pytest.mark.parametrize("op", ["gather", "threads"])
+def test_a_debt_is_charged_once(op: str, node: Node) -> None:
+    """Many callers come back at the same moment."""
+
+    async def together(limiter: AsyncLimiter, end: Callable[[], Any]) -> None:
+        for _ in range(3):
+            await limiter.try_acquire("k")  # the last word of the store
+        node.kill()
+        for _ in range(10):
+            assert (await limiter.try_acquire("other")).degraded
+        for _ in range(6):
+            assert (await limiter.try_acquire("k")).allowed
+        end()  # not in a thread: a server dies with the thread that started it
+        deadline = time.monotonic() + 10
+        while (await limiter.peek("other", permits=0)).degraded:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
+
+    async def check() -> None:
+        url = node.url + "?timeout=5"
+        async with AsyncLimiter(QUOTA, store=url, on_store_error="local") as limiter:
+            await together(limiter, node.restart)
+
+    if op == "gather":
+        asyncio.run(check())
+    else:
+        with Limiter(QUOTA, store=node.url + "?timeout=5", on_store_error="local") as limiter:
+            limiter.try_acquire("k", permits=3)
+            node.kill()
+            for _ in range(10):
+                assert limiter.try_acquire("other").degraded
+            for _ in range(6):
+                assert limiter.try_acquire("k").allowed
+            node.restart()
+            back(limiter)
+            threads = [threading.Thread(target=limiter.try_acquire, args=("k",)) for _ in range(10)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert spent(node) == 6 + 10, "the server came back empty"
+
+
+def test_a_debt_ages(durable_node: Node) -> None:
+    """What was granted in an outage counts as long as it would have counted, and not when the key returns next day."""
+    url = durable_node.url + "?timeout=0.3"
+    with Limiter("5/second", algorithm="fixed_window", store=url, on_store_error="local") as limiter:
+        limiter.try_acquire("other")
+        durable_node.kill()
+        for _ in range(5):
+            limiter.try_acquire("other")
+        assert sum(limiter.try_acquire("k").allowed for _ in range(20)) >= 5
+        durable_node.restart()
+        back(limiter)
+        time.sleep(1.1)
+        assert limiter.try_acquire("k").allowed
+
+
+@pytest.mark.parametrize("op", ["reset", "refund"])
+def test_a_debt_that_is_forgiven(op: str, node: Node) -> None:
+    with Limiter("5/30d", store=node.url + "?timeout=0.3", on_store_error="local") as limiter:
+        limiter.try_acquire("other")
+        node.kill()
+        for _ in range(5):
+            assert limiter.try_acquire("other").degraded
+        for _ in range(5):
+            assert limiter.try_acquire("k").allowed
+        node.restart()
+        back(limiter)
+        if op == "reset":
+            limiter.reset("k")
+        else:
+            limiter.refund("k", permits=5)
+        assert [limiter.try_acquire("k").remaining for _ in range(3)] == [4, 3, 2]
+
+
+def test_local_believes_a_refusal(node: Node) -> None:
+    """Somebody else has spent everything, and we know: the outage is not worth a second quota."""
+    with (
+        Limiter("5/30d", store=node.url, timeout=0.3, on_store_error="local") as limiter,
+        Limiter("5/30d", store=node.url + "?timeout=5") as other,
+    ):
+        other.try_acquire("k", permits=5)
+        assert not limiter.try_acquire("k").allowed
+        node.kill()
+        assert not any(limiter.try_acquire("k").allowed for _ in range(10))
+
+
+def test_a_cancelled_async_function_gets_nothing_back_that_was_not_taken(node: Node) -> None:
+    async def check(limiter: Limiter) -> None:
+        @limiter.limit(key="k")
+        async def work() -> None: ...
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.3) as limiter:
+        limiter.try_acquire("k", permits=50)
+        proxy.swallow_requests = True
+        asyncio.run(check(limiter))
+        proxy.swallow_requests = False
+        proxy.cut()
+        time.sleep(0.3)
+    assert spent(node) == 50
+
+
+def test_one_patient_caller_makes_nobody_else_wait(node: Node) -> None:
+    async def check(url: str) -> None:
+        async with AsyncLimiter(QUOTA, store=url, timeout=0.2) as limiter:
+            await limiter.try_acquire("k")
+            proxy.swallow_replies = True
+            begun = time.monotonic()
+            patient = asyncio.ensure_future(limiter.within(5).try_acquire("k"))
+            assert (await limiter.try_acquire("k")).degraded
+            assert time.monotonic() - begun < 2
+            await patient
+
+    with FaultyProxy(node.port) as proxy:
+        asyncio.run(check(proxy.url))
+
+
+def test_what_was_given_up_is_given_back(node: Node) -> None:
+    """All callers were hasty, and the replies come all the same."""
+
+    async def check(url: str) -> None:
+        async with AsyncLimiter(QUOTA, store=url, timeout=5) as limiter:
+            await limiter.try_acquire("k", permits=5)
+            proxy.delay = 0.3
+            hasty = limiter.within(0.02)
+            assert all(
+                decision.degraded for decision in await asyncio.gather(*(hasty.try_acquire("k") for _ in "12345"))
+            )
+            proxy.delay = 0.0
+            deadline = time.monotonic() + 10
+            while (await limiter.peek("k", permits=0)).remaining != 95:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+
+    with FaultyProxy(node.port) as proxy:
+        asyncio.run(check(proxy.url))
+
+
+def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
+    with FaultyProxy(node.port) as proxy:
+        client = redis.Redis.from_url(proxy.url, socket_timeout=8)
+        store = RedisStore(client)
+        with Limiter(QUOTA, store=store) as limiter:
+            assert not limiter.try_acquire("k").degraded
+            proxy.swallow_replies = True
+            begun = time.monotonic()
+            assert limiter.within(0.05).try_acquire("k").degraded
+            assert not limiter.health().healthy
+            assert time.monotonic() - begun < 5
+        store.close()
+        client.close()
+
+
+def test_a_slow_server_is_not_taken_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """It answers, but too late for a check, and it answers PING while it holds scripts up: one outage, one line."""
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.1) as limiter:
+        limiter.try_acquire("k")
+        with paused(node):
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                assert limiter.try_acquire("k").degraded
+                time.sleep(0.01)
+            assert limiter.store_health().opened == 1
+        back(limiter)
+        proxy.delay = 0.3
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            limiter.try_acquire("k")
+            time.sleep(0.01)
+        assert limiter.store_health().opened <= 3
+
+
+def test_connections_that_break_together_are_one_failure(node: Node) -> None:
+    """A load balancer restarts: 32 callers lose their connections in the same moment, of a server that is well."""
+    over = threading.Event()
+    with FaultyProxy(node.port) as proxy, Limiter("1000000/30d", store=proxy.url, timeout=5) as limiter:
+        degraded = [0] * 32
+
+        def call(number: int) -> None:
+            while not over.wait(0.001):
+                degraded[number] += limiter.try_acquire("k").degraded
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(32)]
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            time.sleep(0.3)
+            proxy.cut()
+        time.sleep(0.3)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert limiter.store_health().opened == 0
+        assert sum(degraded) <= 3 * 32
+
+
+@pytest.mark.xdist_group("faults-cluster")
+def test_moved_is_believed(cluster: Cluster) -> None:
+    """A slot that has moved is asked for once at its old place, not for ever."""
+    from redis.crc import key_slot
+
+    with Limiter("1000/30d", store=cluster.url + "?timeout=5", on_store_error="raise") as limiter:
+        limiter.try_acquire("k")
+        old = cluster.primary(key_slot(b"k"))
+        list(cluster.migrate(key_slot(b"k")))
+        limiter.try_acquire("k")
+        old.ask("CONFIG", "RESETSTAT")
+        for _ in range(20):
+            limiter.try_acquire("k")
+        assert "cmdstat_evalsha" not in old.ask("INFO", "commandstats")
+
+
+@pytest.mark.xdist_group("faults-cluster")
+def test_health_of_a_cluster_by_a_replica(cluster: Cluster) -> None:
+    replica = cluster.replica(cluster.primary(0))
+    store = RedisStore(f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{replica.port}?timeout=5")
+    assert store.health().reason == asyncio.run(store.ahealth()).reason == "ok"
+    store.close()
+
+
+def test_many_looks_are_one(node: Node) -> None:
+    async def check() -> None:
+        store = RedisStore(node.url)
+        seen = await asyncio.gather(*(store.ahealth() for _ in range(200)))
+        assert all(one is seen[0] for one in seen)
+        await store.aclose()
+
+    node.ask("CONFIG", "RESETSTAT")
+    asyncio.run(check())
+    assert node.ask("INFO", "stats")["total_connections_received"] < 5
+
+
+def test_one_bad_key_does_not_fill_the_log(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    node.ask("SADD", "rate_limiter:token_bucket:{bad}", "x")
+    with Limiter(QUOTA, store=node.url + "?timeout=5") as limiter:
+        for _ in range(50):
+            assert limiter.try_acquire("bad").degraded
+            assert not limiter.try_acquire("good").degraded
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 2
+
+
+def test_interrupts_leak_no_connection(node: Node) -> None:
+    class Ring(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Ring
+
+    with Limiter("1000000/30d", store=node.url, timeout=5, max_connections=2) as limiter:
+        limiter.try_acquire("k")
+        before = signal.signal(signal.SIGPROF, ring)
+        try:
+            for number in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_PROF, 0.0005 + number * 0.00001)
+                    for _ in range(200):
+                        limiter.try_acquire("k")
+                except Ring:
+                    pass
+                finally:
+                    signal.setitimer(signal.ITIMER_PROF, 0)
+        finally:
+            signal.signal(signal.SIGPROF, before)
+        gc.collect()
+        connections = limiter.store.threads().connections()[0]  # type: ignore[attr-defined]  # a RedisStore
+        assert connections.in_use() == 0
+        assert not limiter.try_acquire("k").degraded
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2/x@h/0",
+        "redis://:hunter2#x@h:1/0",
+        "redis+sentinel://:hunter2/x@h:1/s/0",
+        "redis://h/0?pass%77ord=hunter2&foo=1",
+        b"redis://:hunter2@h",
+    ],
+)
+def test_no_password_in_a_message(url: Any) -> None:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        RedisStore(url)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("redis://h/abc", "number"),
+        ("redis://h/1/2", "number"),
+        ("redis://h1,h2/0", "one host"),
+        ("redis://h:0", "port"),
+        ("redis+cluster://h:1/3", "database 0"),
+        ("unix://", "path"),
+        ("rediss://h?ssl_cert_reqs=bogus", "ssl_cert_reqs|Invalid"),
+        ("redis://h?redis_connect_func=x", "unknown parameter"),
+        ("redis://h?credential_provider=x", "unknown parameter"),
+        ("redis://h?socket_keepalive_options=x", "unknown parameter"),
+    ],
+)
+def test_a_wrong_url_is_refused_at_once(url: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        RedisStore(url)
