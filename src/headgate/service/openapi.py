@@ -83,7 +83,7 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
         "/api/v1/rate-limit/remaining": {
             "get": _operation(
                 "remaining",
-                "The same answer, nothing spent",
+                "What is left, nothing spent",
                 {"200": answer, **_problems(400, 401, 403, 503)},
                 looking,
                 tag="limits",
