@@ -141,6 +141,11 @@ class Service:
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
+    def workers(self) -> list[int]:
+        """The process ids of its workers (Linux)."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
@@ -173,6 +178,14 @@ def headgate(*arguments: str, folder: Path, environment: Mapping[str, str] | Non
         text=True,
         timeout=50,
     )
+
+
+def runs(pid: int) -> bool:
+    """Whether a process does, and is not a corpse that nobody has fetched (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def eventually(true: Any, what: str, seconds: float = 30.0) -> None:

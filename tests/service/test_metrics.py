@@ -11,7 +11,7 @@ import pytest
 from tests.places import ALGORITHMS
 from tests.servers import Server
 from tests.service.conftest import Start
-from tests.service.running import API, Service, eventually
+from tests.service.running import API, Service, eventually, runs
 
 NAMES = [name.upper() for name in ALGORITHMS]
 REQUESTS = 'rate_limiter_requests_total{{algorithm="{}",allowed="{}"}}'
@@ -149,30 +149,15 @@ def test_two_workers_count_every_request(start: Start) -> None:
         assert counted == 60
 
 
-def _workers(service: Service) -> list[int]:
-    path = f"/proc/{service.process.pid}/task/{service.process.pid}/children"
-    with open(path) as file:
-        return [int(pid) for pid in file.read().split()]
-
-
-def _runs(pid: int) -> bool:
-    """Whether it does, and is not a corpse that nobody has fetched."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> None:
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
     for _ in range(20):
         service.check("k", algorithm="GCRA")
-    victim = _workers(service)[0]
+    victim = service.workers()[0]
     os.kill(victim, signal.SIGKILL)
-    eventually(lambda: victim not in _workers(service) and len(_workers(service)) == 2, "a new worker")
+    eventually(lambda: victim not in service.workers() and len(service.workers()) == 2, "a new worker")
 
     def counted() -> bool:
         try:
@@ -188,10 +173,10 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> Non
 def test_workers_do_not_outlive_the_main_process(start: Start) -> None:
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
-    workers = _workers(service)
+    workers = service.workers()
     service.process.kill()
     service.process.wait()
-    eventually(lambda: not any(_runs(pid) for pid in workers), "the workers to stop")
+    eventually(lambda: not any(runs(pid) for pid in workers), "the workers to stop")
 
 
 def test_numbers_of_redis_itself(start: Start, redis_server: Server) -> None:

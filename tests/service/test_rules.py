@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -261,6 +263,24 @@ class TestReload:
         service.config.write_text("[rules.a]\nquotas = '11/minute'\n")
         eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 1, "the good one again")
         assert service.check("k", rule="a").json["limit"] == 11
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
+    def test_a_worker_that_takes_the_place_of_another_has_the_new_rules(self, start: Start) -> None:
+        service = start(config="[rules.a]\nquotas = '10/minute'\n")
+        service.config.write_text("[rules.a]\nquotas = '20/minute'\n")
+        eventually(lambda: service.check("k", rule="a").json["limit"] == 20, "the new quota")
+        [victim] = service.workers()
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: service.workers() not in ([], [victim]), "a new worker")
+
+        def limit() -> int:
+            try:
+                return int(service.check("k", rule="a").json["limit"])
+            except OSError:
+                return 0  # not there yet
+
+        eventually(lambda: limit() > 0, "an answer")
+        assert limit() == 20
 
 
 class TestCommands:

@@ -73,9 +73,8 @@ class State:
         trusted = [network(text) for text in settings.trusted_proxies]
         self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
         self.ietf_headers = settings.ietf_headers
-        self.seen: dict[
-            str, tuple[Lane, str, str, int]
-        ] = {}  # what a check's query asks for, of those that came before
+        # what queries that came before ask for: lane, key, key as JSON, cost
+        self.seen: dict[str, tuple[Lane, str, str, int]] = {}
         self.shown: Callable[[str], str] = repr if settings.log_keys else masked
 
 
@@ -106,7 +105,10 @@ class App:
         slab = self.board.claim()
         self.slab, self.gauges, self.slots, self.timings = slab, slab.gauges, slab.slots, slab.timings
         self.store = make_store(settings)
-        self._adopt(settings)
+        try:
+            self._adopt(self.sources.read())  # in place of a worker that has died there may be newer ones to use
+        except BadFile:
+            self._adopt(settings)
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -141,7 +143,7 @@ class App:
             request_id = _request_id(scope) or secrets.token_hex(8)
             reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
             self.gauges[PROBLEMS] += 1
-            logger.exception("Error answering %s, request %s", scope.method, request_id)
+            logger.exception("Error answering %s, request %s", method, request_id, extra={"request_id": request_id})
         status, headers, body = reply
         if request_id or (request_id := _request_id(scope)):
             headers.append(("x-request-id", request_id))
