@@ -323,10 +323,11 @@ def test_whoever_leaves_while_waiting_takes_nothing(service: Service, key: str) 
 
 
 def test_clients_that_wait_hold_nobody_up(service: Service, key: str) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < 4000:
-        pytest.skip("too few files may be open here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4000:
+        if 0 <= hard < 4000:
+            pytest.skip("too few files may be open here")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4000, hard))
     service.check(key, algorithm="SLIDING_WINDOW", permits=100)
     request = f"GET {API}/check?key={key}&algorithm=SLIDING_WINDOW&wait=30 HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     waiting = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(1500)]

@@ -31,6 +31,7 @@ from headgate.service.tokens import Tokens
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a socket
 CONCURRENT = 16_384  # requests in one worker, those that wait and watch included; more are not read until others end
+OPEN_FILES = 65_536
 GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
 
 
@@ -124,10 +125,12 @@ def _free(host: str, port: int) -> tuple[str, int]:
 
 
 def _allow_many_connections() -> None:
-    """As many as the system allows: the usual 1,024 would be the lowest bound of all."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """As many as the system allows, within reason: the usual 1,024 would be the lowest bound of all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
