@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from time import time_ns
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,7 +68,9 @@ def exempted(app: App, lane: Lane, key: str, nanoseconds: int) -> Reply:
 
 def unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refusal:
     app.slots[lane.slot + UNANSWERED] += 1
-    logger.error("Error executing rate limit check for key: %s: %s", app.state.shown(key), error)
+    if monotonic() - app.error_logged_at >= 1:  # one of them tells what is wrong; the metric tells how many there are
+        app.error_logged_at = monotonic()
+        logger.error("Error executing rate limit check for key: %s: %s", app.state.shown(key), error)
     return Refusal(503, f"the store of rule {lane.name!r} does not answer; try again", ("retry-after", "1"))
 
 

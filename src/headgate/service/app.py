@@ -93,6 +93,7 @@ class App:
         self.page = static.load()
         self.waiting = 0
         self.watchers = 0
+        self.error_logged_at = float("-inf")
         self.redis = metrics.RedisNumbers()
         self._settings = settings
         self._seen = _stamp(sources.file)
