@@ -33,6 +33,7 @@ PARAMETERS = frozenset({"key", "algorithm", "permits", "rule"})
 CHECK_PARAMETERS = PARAMETERS | {"wait"}
 FORM = '{"key": "user:123", "algorithm": "TOKEN_BUCKET", "permits": 1, "rule": "default"}'
 MAX_SEEN = 16_384  # queries whose meaning is remembered: the same few keys send most of the traffic
+MAX_QUERY = 512  # characters of such a query
 MAX_WAITERS = 4000  # in one worker; who comes later is answered at once
 
 
@@ -79,8 +80,8 @@ async def _check(
         return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
     shown = as_shown(key)
     answer = await _take(app, state, lane, key, shown, permits * lane.cost, began)
-    if query is not None and "key" in asked and lane.parts is None and lane.exempt_keys is None:
-        # it was a good one, and nothing but the query decided what it asks for
+    if query is not None and "key" in asked and len(query) <= MAX_QUERY and lane.parts is lane.exempt_keys is None:
+        # it was a good one, short enough to keep, and nothing but the query decided what it asks for
         if len(state.seen) >= MAX_SEEN:
             state.seen.clear()
         state.seen[query] = lane, key, shown, permits * lane.cost
