@@ -80,7 +80,7 @@ async def _check(
         return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
     shown = as_shown(key)
     answer = await _take(app, state, lane, key, shown, permits * lane.cost, began)
-    if query is not None and "key" in asked and len(query) <= MAX_QUERY and lane.parts is lane.exempt_keys is None:
+    if query is not None and "key" in asked and len(query) <= MAX_QUERY and lane.plain:
         # it was a good one, short enough to keep, and nothing but the query decided what it asks for
         if len(state.seen) >= MAX_SEEN:
             state.seen.clear()

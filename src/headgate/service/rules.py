@@ -42,6 +42,7 @@ class Lane:
         "overrides",
         "parts",
         "peek",
+        "plain",
         "policy",
         "quotas",
         "shadow",
@@ -74,6 +75,7 @@ class Lane:
         networks = [found for text in rule.exempt if (found := _network(text))]
         self.exempt_networks: Sequence[Network] | None = networks or None
         self.exempt_keys = frozenset(rule.exempt) or None
+        self.plain = self.parts is None and self.exempt_keys is None  # the key alone decides
         self.overrides: dict[str, Lane] | None = None
         self.slot = slot * SLOT_WORDS
         self.timing = 2 * KINDS.index(kind) * TIMING_WORDS  # of what is denied; what is allowed comes behind it
