@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
-from benchmarks.service import Contender
+from benchmarks.service import Contender, share
 from benchmarks.team import Row
 
 WIDTH = 150  # what the widest table needs; a narrower terminal wraps it
@@ -115,9 +115,8 @@ class Report:
         """Show requests a second and the slowest hundredth, beside a handler that does nothing."""
         columns = ["requests/s", "p99 ms", "of hello"]
         table = self._table(f"Service, one worker, asked by {client}", ["contender"], columns)
-        floor = contenders[0].per_second
         for one in contenders:
-            cells = [f"{one.per_second:,.0f}", f"{one.p99_ms:.2f}", f"{one.per_second / floor:.2f}"]
+            cells = [f"{one.per_second:,.0f}", f"{one.p99_ms:.2f}", f"{share(one, contenders[0]):.2f}"]
             table.add_row(one.name, *cells, style="bold" if one.name.startswith(OURS) else "dim")
         self.console.print(table)
 

@@ -72,6 +72,12 @@ class Contender:
         return median(run.p99_us for run in self.runs) / 1000
 
 
+def share(one: Contender, hello: Contender) -> float:
+    """How fast *one* is beside *hello*: the median over the rounds, in each of which both had the same neighbours."""
+    pairs = zip(one.runs, hello.runs, strict=True)
+    return median((mine.requests / mine.seconds) / (its.requests / its.seconds) for mine, its in pairs)
+
+
 def client_name() -> str:
     return "wrk" if shutil.which("wrk") else "a client in Python, which is slower than what it measures"
 
@@ -190,11 +196,11 @@ def bars(contenders: list[Contender], shared: Overload) -> list[Bar]:
     """What the service promises. Speed as a share of hello: the machine decides how many a second that is."""
     hello = next(one for one in contenders if one.name == HELLO)
     found = []
-    for name, share, enough in ((MEMORY, 0.60, 20_000), (REDIS, 0.35, 10_000)):
+    for name, least, enough in ((MEMORY, 0.60, 20_000), (REDIS, 0.35, 10_000)):
         one = next(one for one in contenders if one.name == name)
-        ratio = one.per_second / hello.per_second
-        met = ratio >= share or one.per_second >= enough
-        need = f">= {share:g}, or >= {enough:,}/s"
+        ratio = share(one, hello)
+        met = ratio >= least or one.per_second >= enough
+        need = f">= {least:g}, or >= {enough:,}/s"
         found.append(Bar(f"service, {name}: share of hello", need, f"{ratio:.2f}, {one.per_second:,.0f}/s", met))
         found.append(Bar(f"service, {name}: p99", "< 10 ms", f"{one.p99_ms:.1f} ms", one.p99_ms < 10))
     what = f"service, two instances on one Redis, {shared.offered / shared.least:.0f} times the limit: admitted"

@@ -155,6 +155,15 @@ def _workers(service: Service) -> list[int]:
         return [int(pid) for pid in file.read().split()]
 
 
+def _runs(pid: int) -> bool:
+    """Whether it does, and is not a corpse that nobody has fetched."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> None:
     service = start("--workers", "2")
@@ -173,6 +182,16 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> Non
         return found["rate_limiter_workers"] == 2 and found[REQUESTS.format("GCRA", "true")] == 20
 
     eventually(counted, "all counts, of the dead one too")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
+def test_workers_do_not_outlive_the_main_process(start: Start) -> None:
+    service = start("--workers", "2")
+    eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
+    workers = _workers(service)
+    service.process.kill()
+    service.process.wait()
+    eventually(lambda: not any(_runs(pid) for pid in workers), "the workers to stop")
 
 
 def test_numbers_of_redis_itself(start: Start, redis_server: Server) -> None:

@@ -63,7 +63,7 @@ def exempted(app: App, lane: Lane, key: str, nanoseconds: int) -> Reply:
         raise Refusal(400, str(error)) from None
     made = decision(True, lane.capacity, lane.capacity)
     count(app, lane, key, made, nanoseconds)
-    return reply(app.state, lane, key, made, True, extra=',"exempt":true')
+    return reply(app.state, lane, as_shown(key), made, True, extra=',"exempt":true')
 
 
 def unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refusal:
@@ -73,35 +73,46 @@ def unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refus
 
 
 def reply(
-    state: State, lane: Lane, key: str, made: Decision, allowed: bool, message: str = "", extra: str = ""
+    state: State,
+    lane: Lane,
+    shown: str,
+    made: Decision,
+    allowed: bool,
+    message: str = "Request allowed",
+    extra: str = "",
 ) -> Reply:
-    """The answer, its headers and its body."""
+    """The answer, its headers and its body; *shown* is the key as JSON."""
     left, limit, reset_us = made.remaining, made.limit, made.reset_us
     reset = -(-reset_us // 1_000_000)
-    retry = 0 if allowed else -(-made.retry_us // 1_000_000) or 1
     if made.degraded:
         extra += ',"degraded":true'
     if allowed is not made.allowed:
         extra += ',"shadow":true'
-    if lane.name != "default":
-        extra += f',"rule":"{lane.name}"'
-    if allowed:
-        yes, status, message = "true", 200, message or "Request allowed"
-    else:
-        yes, status, message = "false", 429, "Rate limit exceeded"
-    text = (
-        f'{{"allowed":{yes},"key":{_encode(key).decode()},"algorithm":"{lane.label}","limit":{limit},'
-        f'"remaining":{left},"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"{message}"{extra}}}'
-    )
     headers = [
         ("content-type", "application/json"),
         ("cache-control", "no-store"),
-        ("x-ratelimit-limit", str(limit)),
+        lane.limit_header if limit == lane.capacity else ("x-ratelimit-limit", str(limit)),
         ("x-ratelimit-remaining", str(left)),
         ("x-ratelimit-reset", str((time_ns() // 1000 + reset_us + 999_999) // 1_000_000)),
     ]
-    if not allowed:
+    if allowed:
+        retry = 0
+        text = (
+            f'{{"allowed":true,"key":{shown}{lane.middle}{limit},"remaining":{left},"resetAfterSeconds":{reset},'
+            f'"retryAfterSeconds":0,"message":"{message}"{extra}{lane.tail}'
+        )
+    else:
+        retry = -(-made.retry_us // 1_000_000) or 1
         headers.append(("retry-after", str(retry)))
-    if state.settings.ietf_headers:
+        text = (
+            f'{{"allowed":false,"key":{shown}{lane.middle}{limit},"remaining":{left},"resetAfterSeconds":{reset},'
+            f'"retryAfterSeconds":{retry},"message":"Rate limit exceeded"{extra}{lane.tail}'
+        )
+    if state.ietf_headers:
         headers += limit_headers(lane.name, lane.policy, left, retry or reset)
-    return status, headers, text
+    return 200 if allowed else 429, headers, text
+
+
+def as_shown(key: str) -> str:
+    """A key as JSON."""
+    return _encode(key).decode()

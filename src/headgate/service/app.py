@@ -72,7 +72,10 @@ class State:
         self.book = Book(settings, store, board)
         trusted = [network(text) for text in settings.trusted_proxies]
         self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
-        self.seen: dict[str, tuple[Lane, str, int]] = {}  # what a check's query asks for, of those that came before
+        self.ietf_headers = settings.ietf_headers
+        self.seen: dict[
+            str, tuple[Lane, str, str, int]
+        ] = {}  # what a check's query asks for, of those that came before
         self.shown: Callable[[str], str] = repr if settings.log_keys else masked
 
 

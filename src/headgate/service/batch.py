@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headgate.decision import Decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.answers import count, exempted, reply, unanswered
+from headgate.service.answers import as_shown, count, exempted, reply, unanswered
 from headgate.service.checks import FORM, find, given_or_none
 from headgate.service.http import Exchange, Refusal, Reply, Scope, read_json
 from headgate.service.model import BATCH, Check, Checks
@@ -96,4 +96,5 @@ async def _decide(app: App, state: State, planned: list[Planned]) -> list[str]:
 
 
 def _body(app: App, state: State, one: Planned, made: Decision, nanoseconds: int) -> str:
-    return str(reply(state, one.lane, one.key, made, count(app, one.lane, one.key, made, nanoseconds))[2])
+    allowed = count(app, one.lane, one.key, made, nanoseconds)
+    return str(reply(state, one.lane, as_shown(one.key), made, allowed)[2])

@@ -32,7 +32,7 @@ GAUGES = 16
 NAME_BYTES = 128
 BODY_BYTES = 16384
 HEADER_WORDS = 8
-STOPPING, SLABS, NAMED, STARTED_AT = range(4)
+STOPPING, NAMED, STARTED_AT = range(3)
 
 _NAMES_AT = 8 * HEADER_WORDS
 _SLABS_AT = _NAMES_AT + SLOTS * NAME_BYTES
@@ -44,18 +44,16 @@ _SLAB_BYTES = 8 * _WORDS + BODY_BYTES
 
 def create(path: Path, workers: int, started_at: int) -> None:
     """Make the file, with room for a worker that starts before the one it replaces has ended."""
-    slabs = workers + 1
-    path.write_bytes(bytes(_SLABS_AT + slabs * _SLAB_BYTES))
-    board = Board(path)
-    board.header[SLABS], board.header[STARTED_AT] = slabs, started_at
+    path.write_bytes(bytes(_SLABS_AT + (workers + 1) * _SLAB_BYTES))
+    Board(path).header[STARTED_AT] = started_at
 
 
 class Board:
     """The file, mapped."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), 0)
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # open, and mapped, as long as the process lives
+        self._map = mmap.mmap(self._file, 0)
         whole = memoryview(self._map)
         self.header = whole[:_NAMES_AT].cast("q")
         self._slabs = [whole[at : at + 8 * _WORDS].cast("q") for at in range(_SLABS_AT, len(whole), _SLAB_BYTES)]
@@ -63,12 +61,12 @@ class Board:
     def claim(self) -> Slab:
         """A slab for this process: a free one, or that of a worker that is no more."""
         with self._locked():
-            for number, words in enumerate(self._slabs):
-                if not words[PID] or not _alive(words[PID]):
-                    words[PID] = os.getpid()
-                    words[BREAKER_OPEN] = words[KEYS] = 0
-                    return Slab(words, self._map, _SLABS_AT + number * _SLAB_BYTES + 8 * _WORDS)
-        raise RuntimeError("more workers than the board has room for")
+            free = [number for number, words in enumerate(self._slabs) if not words[PID] or not _alive(words[PID])]
+            number = free[0] if free else -1 % len(self._slabs)  # none: others have the process ids of dead workers
+            words = self._slabs[number]
+            words[PID] = os.getpid()
+            words[BREAKER_OPEN] = words[KEYS] = 0
+        return Slab(words, self._map, _SLABS_AT + number * _SLAB_BYTES + 8 * _WORDS)
 
     def slot(self, name: str) -> int:
         """The slot of *name*, the same for every worker. When there are no more, the last one is shared."""

@@ -18,7 +18,7 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.address import Address
-from headgate.service.answers import count, exempted, reply, unanswered
+from headgate.service.answers import as_shown, count, exempted, reply, unanswered
 from headgate.service.http import Exchange, Refusal, Reply, Scope, body, from_json
 from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
@@ -77,24 +77,24 @@ async def _check(
         return exempted(app, lane, key, perf_counter_ns() - began)
     if "wait" in asked:
         return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
-    answer = await _take(app, state, lane, key, permits * lane.cost, began)
+    shown = as_shown(key)
+    answer = await _take(app, state, lane, key, shown, permits * lane.cost, began)
     if query is not None and "key" in asked and lane.parts is None and lane.exempt_keys is None:
         # it was a good one, and nothing but the query decided what it asks for
         if len(state.seen) >= MAX_SEEN:
             state.seen.clear()
-        state.seen[query] = lane, key, permits * lane.cost
+        state.seen[query] = lane, key, shown, permits * lane.cost
     return answer
 
 
-async def _take(app: App, state: State, lane: Lane, key: str, cost: int, began: int) -> Reply:
+async def _take(app: App, state: State, lane: Lane, key: str, shown: str, cost: int, began: int) -> Reply:
     try:
         made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
         raise Refusal(400, str(error)) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
-    allowed = count(app, lane, key, made, perf_counter_ns() - began)
-    return reply(state, lane, key, made, allowed)
+    return reply(state, lane, shown, made, count(app, lane, key, made, perf_counter_ns() - began))
 
 
 async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -105,7 +105,7 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
     if asked.get("permits") == "0":
         raise Refusal(400, "permits must be a whole number of at least 1, got 0")
     state, lane, key, made = await _look(app, scope, asked)
-    return reply(state, lane, key, made, made.allowed or lane.shadow)
+    return reply(state, lane, as_shown(key), made, made.allowed or lane.shadow)
 
 
 async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -116,7 +116,7 @@ async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
         _look(app, scope, asked), _look(app, scope, asked | {"permits": "0"})
     )
     made = decision(would.allowed, now.limit, now.remaining, now.reset_us, would.retry_us, would.degraded)
-    _, headers, text = reply(state, lane, key, made, made.allowed or lane.shadow)
+    _, headers, text = reply(state, lane, as_shown(key), made, made.allowed or lane.shadow)
     return 200, [header for header in headers if header[0] != "retry-after"], text
 
 
@@ -141,7 +141,7 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
     logger.info("Reset of key: %s, rule: %s, algorithm: %s", state.shown(key), lane.name, lane.label)
-    return reply(state, lane, key, made, True, "Rate limit reset")
+    return reply(state, lane, as_shown(key), made, True, "Rate limit reset")
 
 
 def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[dict[str, Any], int]:
@@ -239,7 +239,7 @@ async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str
         app.waiting -= 1
         answer.cancel()
         gone.cancel()
-    return reply(state, lane, key, made, count(app, lane, key, made, None))
+    return reply(state, lane, as_shown(key), made, count(app, lane, key, made, None))
 
 
 def _seconds(state: State, text: str) -> float:

@@ -35,7 +35,9 @@ class Lane:
         "exempt_networks",
         "kind",
         "label",
+        "limit_header",
         "limiter",
+        "middle",
         "name",
         "overrides",
         "parts",
@@ -44,6 +46,7 @@ class Lane:
         "quotas",
         "shadow",
         "slot",
+        "tail",
         "take",
         "timing",
     )
@@ -60,6 +63,10 @@ class Lane:
             self.take, self.peek = direct.try_acquire, direct.peek
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
+        # of every answer, what does not change
+        self.limit_header = ("x-ratelimit-limit", str(self.capacity))
+        self.middle = f',"algorithm":"{self.label}","limit":'
+        self.tail = "}" if name == "default" else f',"rule":"{name}"}}'
         self.policy = policy_header(name, self.limiter.rule.quotas)
         self.parts = None if rule.key == ["key"] else [part.lower() for part in rule.key]
         self.cost = rule.cost
