@@ -119,6 +119,8 @@ class Lease:
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
         give = max(self.balance // law.cost - keep, 0)
+        if give:
+            self.deny_until = 0  # there will be something to have there
         self.balance -= times(give, law.cost)
         self.mark = self.balance
         self.returned += give

@@ -16,9 +16,10 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Literal, Unpack
 
-from headgate.clock import Clock
+from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
 from headgate.hybrid.node import Member, Waiter
 from headgate.hybrid.protocol import STYLES, law_of
@@ -26,7 +27,7 @@ from headgate.hybrid.stats import Stats, stats_of
 from headgate.hybrid.synchroniser import LoopSynchroniser, Synchroniser, ThreadSynchroniser
 from headgate.keys import check_key, digest, hash_tag, label
 from headgate.limiter import AsyncLimiter, Limiter
-from headgate.rule import Rule, check_permits, check_policy
+from headgate.rule import Quotas, Rule, check_permits, check_policy
 from headgate.stores import Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.redis import RedisStore
 
@@ -34,15 +35,17 @@ MAX_KEYS = 100_000
 FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
 
 Accuracy = Literal["high", "medium", "low"]
+Cold = Literal["wait", "optimistic"]
 
 _OPEN: weakref.WeakSet[HybridStore] = weakref.WeakSet()
-_SHARED: weakref.WeakKeyDictionary[RedisStore, ThreadSynchroniser] = weakref.WeakKeyDictionary()
 
 
 class HybridStore:
     """A Redis behind leases. Opened once, by one limiter."""
 
-    def __init__(self, store: RedisStore, owned: bool, accuracy: str, max_keys: int) -> None:
+    def __init__(self, store: RedisStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
+        if cold not in ("wait", "optimistic"):
+            raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
         if accuracy not in STYLES:
             raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {accuracy!r:.40}")
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
@@ -50,6 +53,7 @@ class HybridStore:
         self.redis = store
         self.owned = owned
         self.style = STYLES[accuracy]
+        self.optimistic = cold == "optimistic"
         self.max_keys = max_keys
         self.gates: list[HybridGate] = []
         self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridGate] = {}
@@ -107,21 +111,31 @@ class Gate:
         self.member = Member(self.node, rule, store.style, on_store_error, name, now, self._remote, store.max_keys)
         self.node.members.append(self.member)
         self.now = now
+        self._optimistic = store.optimistic
 
     def _remote(self, key: str, permits: int) -> Any:
+        """What the table cannot answer."""
+        if self._optimistic:
+            made = self.node.trust(self.member, key, int(permits), self.now())
+            if made:
+                self.nudge()
+                return made
+        return self._ask("take", key, int(permits))
+
+    def _ask(self, op: str, key: str, permits: int) -> Any:
         raise NotImplementedError
 
-    def join(self, key: str, waiter: Waiter) -> None:
+    def nudge(self) -> None:
+        raise NotImplementedError
+
+    def _join(self, key: str, waiter: Waiter) -> None:
         """Have *waiter* answered."""
         self.node.wait(self.member, key, waiter, self.now())
-        self.synchroniser_nudge()
+        self.nudge()
 
-    def synchroniser_nudge(self) -> None:
-        raise NotImplementedError
-
-    def give_back(self, key: str, permits: int) -> None:
+    def _give_back(self, key: str, permits: int) -> None:
         self.node.refund(self.member, check_key(key), check_permits(permits), self.now())
-        self.synchroniser_nudge()
+        self.nudge()
 
     def store_health(self) -> StoreHealth:
         node = self.node
@@ -138,20 +152,17 @@ class HybridGate(Gate):
     """One rule, for threads."""
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        shared = _SHARED.get(store.redis)
-        if shared is None:
-            shared = _SHARED[store.redis] = ThreadSynchroniser(store.redis)
-        self.synchroniser: ThreadSynchroniser = shared
-        super().__init__(store, rule, on_store_error, shared)
+        self.synchroniser: ThreadSynchroniser = _shared(store.redis)
+        super().__init__(store, rule, on_store_error, self.synchroniser)
+        self.nudge = self.synchroniser.nudge  # type: ignore[method-assign]  # a call less
         self.try_acquire = self.member.table.try_acquire
-        self._limit = 2 * store.redis.threads().timeout + 1.0
 
     def peek(self, key: str, permits: int = 1) -> Decision:
         key, permits = check_key(key), check_permits(permits, self.rule.capacity, 0)
         return self.member.table.peek(key, permits) or self._ask("peek", key, permits)
 
     def refund(self, key: str, permits: int = 1) -> None:
-        self.give_back(key, permits)
+        self._give_back(key, permits)
 
     def reset(self, key: str) -> None:
         self._ask("reset", check_key(key), 0)
@@ -162,17 +173,16 @@ class HybridGate(Gate):
         if self.member in self.node.members:
             self.node.members.remove(self.member)
 
-    def synchroniser_nudge(self) -> None:
-        self.synchroniser.nudge()
-
-    def _remote(self, key: str, permits: int) -> Decision:
-        return self._ask("take", key, int(permits))
-
     def _ask(self, op: str, key: str, permits: int) -> Decision:
         done = threading.Event()
         waiter = Waiter(op, permits, done.set)
-        self.join(key, waiter)
-        done.wait()
+        try:
+            self._join(key, waiter)
+            while not done.wait(1.0):
+                self.nudge()  # should the thread have died, there is a new one
+        except BaseException:
+            self.node.abandon(self.member, key, waiter)
+            raise
         if waiter.error:
             raise waiter.error
         assert waiter.result is not None
@@ -185,6 +195,7 @@ class AsyncHybridGate(Gate):
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
         self.synchroniser: LoopSynchroniser = LoopSynchroniser(store.redis)
         super().__init__(store, rule, on_store_error, self.synchroniser)
+        self.nudge = self.synchroniser.nudge  # type: ignore[method-assign]  # a call less
         self.loop = self.synchroniser.loop
         self.try_local = self.member.table.try_acquire
 
@@ -193,7 +204,7 @@ class AsyncHybridGate(Gate):
         return self.member.table.peek(key, permits) or await self._ask("peek", key, permits)
 
     async def refund(self, key: str, permits: int = 1) -> None:
-        self.give_back(key, permits)
+        self._give_back(key, permits)
 
     async def reset(self, key: str) -> None:
         await self._ask("reset", check_key(key), 0)
@@ -203,38 +214,19 @@ class AsyncHybridGate(Gate):
         await self.synchroniser.settle(FAREWELL)
         await self.synchroniser.stop()
 
-    def synchroniser_nudge(self) -> None:
-        self.synchroniser.nudge()
-
-    def _remote(self, key: str, permits: int) -> Any:
-        return self._ask("take", key, int(permits))
-
     async def _ask(self, op: str, key: str, permits: int) -> Decision:
         done: asyncio.Future[None] = self.loop.create_future()
         waiter = Waiter(op, permits, functools.partial(_set, done))
-        self.join(key, waiter)
+        self._join(key, waiter)
         try:
             await done
         except asyncio.CancelledError:
-            self.give_back_when_done(op, key, waiter)
+            self.node.abandon(self.member, key, waiter)
             raise
         if waiter.error:
             raise waiter.error
         assert waiter.result is not None
         return waiter.result
-
-    def give_back_when_done(self, op: str, key: str, waiter: Waiter) -> None:
-        """Whoever is cancelled loses nothing: what is taken for it goes back."""
-        if op != "take":
-            return
-
-        def settle() -> None:
-            if waiter.result is not None and waiter.result.allowed:
-                self.node.refund(self.member, key, waiter.permits, self.now())
-
-        waiter.wake = settle
-        if waiter.result is not None:
-            settle()
 
 
 class AsyncHybridGates:
@@ -250,8 +242,6 @@ class AsyncHybridGates:
 
     @property
     def clock(self) -> Clock:
-        from headgate.clock import SYSTEM_CLOCK
-
         return self._store.redis.clock or SYSTEM_CLOCK
 
     def gate(self) -> AsyncHybridGate:
@@ -291,6 +281,8 @@ class HybridLimiter(Limiter):
     algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
     store           the URL of a Redis, or a `RedisStore`; limiters that are given the same one share its trips
     accuracy        high, medium or low: fewer trips against what a burst may find out on leases. None over-admits
+    cold            wait: the first decision about a key waits for Redis. optimistic: it is granted at once and charged
+                    afterwards, so each process may grant one call too many to a key that it has not seen for a while
     on_store_error  what to answer when a lease is used up and Redis cannot be asked: local (a share of the rate by the
                     number of processes last seen), deny, allow or raise
     max_local_keys  leases that are held at most; the one unused longest goes back for a new one
@@ -301,18 +293,19 @@ class HybridLimiter(Limiter):
 
     def __init__(
         self,
-        quota: Any,
+        quota: Quotas,
         *,
         store: str | RedisStore = "redis://localhost:6379/0",
         algorithm: str = "token_bucket",
         name: str = "default",
         accuracy: Accuracy = "high",
+        cold: Cold = "wait",
         on_store_error: str = "local",
         max_local_keys: int = MAX_KEYS,
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, max_local_keys)
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
         super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
         self._owned = True  # the leases are ours to give back, whoever the connections belong to
 
@@ -328,18 +321,19 @@ class AsyncHybridLimiter(AsyncLimiter):
 
     def __init__(
         self,
-        quota: Any,
+        quota: Quotas,
         *,
         store: str | RedisStore = "redis://localhost:6379/0",
         algorithm: str = "token_bucket",
         name: str = "default",
         accuracy: Accuracy = "high",
+        cold: Cold = "wait",
         on_store_error: str = "local",
         max_local_keys: int = MAX_KEYS,
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, max_local_keys)
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
         super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
         self._owned = True
 
@@ -349,14 +343,23 @@ class AsyncHybridLimiter(AsyncLimiter):
 
 
 def _hybrid_store(
-    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, max_keys: int
+    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
 ) -> HybridStore:
     if store == "memory://":
         raise ValueError("HybridLimiter shares a limit through Redis; memory:// has nobody to share with: use Limiter")
     opened, owned = open_store(store, clock, options)
     if not isinstance(opened, RedisStore):
         raise ValueError(f"HybridLimiter needs a Redis: a URL or a RedisStore, got {type(opened).__name__}")
-    return HybridStore(opened, owned, accuracy, max_keys)
+    return HybridStore(opened, owned, accuracy, cold, max_keys)
+
+
+def _shared(store: RedisStore) -> ThreadSynchroniser:
+    """The synchroniser of *store* for threads: one for all limiters that are given the same store."""
+    found: ThreadSynchroniser | None = vars(store).get("_synchroniser")
+    if found is None:
+        found = ThreadSynchroniser(store)
+        found = vars(store).setdefault("_synchroniser", found)  # kept there, so that it lives as long
+    return found
 
 
 def _set(done: asyncio.Future[None]) -> None:
@@ -365,9 +368,13 @@ def _set(done: asyncio.Future[None]) -> None:
 
 
 def _farewell() -> None:
-    for store in list(_OPEN):
-        for gate in store.gates:
-            gate.close()
+    """Give back what is held when the process ends, a second at most in all."""
+    gates = [gate for store in list(_OPEN) for gate in store.gates]
+    for gate in gates:
+        gate.node.dismiss(gate.member)
+    until = monotonic() + FAREWELL
+    for gate in gates:
+        gate.synchroniser.settle(until - monotonic())
 
 
 atexit.register(_farewell)

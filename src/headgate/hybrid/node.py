@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, answer, decision
 from headgate.hybrid.lease import IDLE, MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.outage import Outage
 from headgate.hybrid.protocol import VOID, Ask, Law, Reply, Style, law_of, serve
@@ -119,6 +119,7 @@ class Node:
         self.seen = 1  # nodes at one key, lately
         self.trips = 0
         self.failures = 0
+        self.busy = False  # a batch is under way
         self.down: Exception | None = None
         self.retry_at = 0
         self.last_trip = 0
@@ -144,8 +145,11 @@ class Node:
     def wait(self, member: Member, key: str, waiter: Waiter, now: int) -> bool:
         """Queue *waiter*; or answer it at once, when Redis is known to be down. Whether it was answered."""
         with self.lock:
+            if member not in self.members:  # it was closed, and is used again
+                self.members.append(member)
             lease = member.enter(key, now)
-            member.remote += 1
+            if waiter.op == "take":
+                member.remote += waiter.permits
             if self.down is None:
                 self.waiting.setdefault(lease, []).append(waiter)
                 return False
@@ -153,6 +157,31 @@ class Node:
             self.schedule(lease)
             self._policy(lease, waiter, now)
             return True
+
+    def abandon(self, member: Member, key: str, waiter: Waiter) -> None:
+        """Nobody waits any more: what is, or will be, taken for *waiter* goes back."""
+
+        def settle() -> None:
+            if waiter.op == "take" and waiter.result is not None and waiter.result.allowed:
+                self.refund(member, key, waiter.permits, member.table.read_clock())
+
+        with self.lock:
+            waiter.wake = settle
+            if waiter.result is not None:
+                settle()
+
+    def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
+        """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
+        with self.lock:
+            if key in member.table.leases:
+                return None
+            lease = member.enter(key, now)
+            lease.debt += permits
+            lease.due = now
+            self.schedule(lease)
+            self.last_trip = min(self.last_trip, now - TICK)
+            limit = member.law.limit
+            return decision(True, limit, limit - permits)
 
     def refund(self, member: Member, key: str, permits: int, now: int) -> None:
         """Give back what can be given back here, and tell Redis of the rest with the next report."""
@@ -188,10 +217,11 @@ class Node:
                 return []
             few = BATCH if self.down is None else 1
             picked: dict[Lease, str] = {}
-            for lease in self.waiting:
+            for lease in list(self.waiting):
                 if len(picked) >= few:
                     break
-                picked[lease] = "sync"
+                if self._still_waiting(lease, now):
+                    picked[lease] = "sync"
             while self.leaving and len(picked) < few:
                 lease = self.leaving.pop()
                 if lease.debt or now < lease.expires:
@@ -203,8 +233,8 @@ class Node:
             self._turn(now, picked, few)
             errands = [self._errand(lease, op, now) for lease, op in picked.items()]
             if errands:
-                self.last_trip = now
-                self.active_at = now
+                self.last_trip = self.active_at = now
+                self.busy = True
             return errands
 
     def deliver(self, now: int, errands: Sequence[Errand], replies: Sequence[Reply | str]) -> None:
@@ -272,6 +302,12 @@ class Node:
                     self.schedule(lease)
                 elif lease in picked:
                     continue
+                elif self.down is not None:  # whatever there is to say: somebody has to find out
+                    if len(picked) < few:
+                        picked[lease] = "sync"
+                    else:
+                        lease.due = self.retry_at + SECOND
+                        self.schedule(lease)
                 elif lease.idle(now):
                     del table.leases[lease.key]
                 elif not lease.worth():
@@ -281,6 +317,19 @@ class Node:
                     picked[lease] = "sync"
                 else:
                     self._place(lease, tick + 1)
+
+    def _still_waiting(self, lease: Lease, now: int) -> bool:
+        """Serve those who wait for what has come meanwhile; whether somebody is left."""
+        member: Member = lease.home
+        table, waiters = member.table, self.waiting[lease]
+        while waiters and waiters[0].op == "take" and table.take(lease, waiters[0].permits * table.cost, now):
+            waiter = waiters.pop(0)
+            member.spent -= waiter.permits  # it was counted when it began to wait
+            spare = lease.balance + lease.beyond
+            self._tell(waiter, answer(True, table.units, spare, table.reset(lease, now, spare), 0))
+        if not waiters:
+            del self.waiting[lease]
+        return bool(waiters)
 
     def _errand(self, lease: Lease, op: str, now: int) -> Errand:
         member: Member = lease.home

@@ -13,7 +13,7 @@ class Stats:
     """Permits, since the limiter was made; `keys`, `held` and `unreported` as of now."""
 
     local: int  # asked for and decided without waiting
-    remote: int  # calls that waited for Redis
+    remote: int  # asked for by callers who had to wait for Redis
     degraded: int  # calls that the policy answered
     syncs: int  # reports, one for each key
     trips: int  # round trips that carried them, those of other limiters on the same store included

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from time import monotonic, monotonic_ns, sleep
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -88,19 +89,27 @@ class ThreadSynchroniser(Synchroniser):
 
     def settle(self, timeout: float) -> None:
         """Wait until everything that is on its way out has left, *timeout* seconds at most."""
-        done = threading.Event()
-        waited = 0.0
-        while self.node.leaving and waited < timeout:
+        until = monotonic() + timeout
+        while (self.node.leaving or self.node.busy) and not self.node.down and monotonic() < until:
             self.nudge()
-            done.wait(0.005)
-            waited += 0.005
+            sleep(0.001)
 
     def _run(self) -> None:
+        try:
+            self._drive()
+        except BaseException as error:  # a bug, or the interpreter ends: nobody may be left waiting
+            self._thread = None
+            self.node.busy = False
+            self.node.fail(self.read_clock(), (), RuntimeError(f"the synchroniser ended: {error!r}"))
+            raise
+
+    def _drive(self) -> None:
         while True:
             self.wake.clear()
             errands = self.node.gather(self.read_clock())
             if errands:
                 self._trip(errands)
+                self.node.busy = False
                 continue
             pause = self.node.pause(self.read_clock())
             self.clock.wait(self.wake, LINGER if pause is None else pause)
@@ -121,8 +130,8 @@ class ThreadSynchroniser(Synchroniser):
                 reply = self.store.threads().ask(script.SYNC, call)
             except FAILURES as error:
                 self.node.fail(self.read_clock(), group, error)
-            except BaseException as error:  # a bug, or the interpreter ends: nobody may be left waiting
-                self.node.fail(self.read_clock(), group, RuntimeError(str(error)))
+            except BaseException as error:
+                self.node.fail(self.read_clock(), group, RuntimeError(repr(error)))
                 raise
             else:
                 self.deliver(group, reply)
@@ -147,7 +156,7 @@ class LoopSynchroniser(Synchroniser):
         """Wait until everything that is on its way out has left, *timeout* seconds at most; then end."""
         try:
             async with asyncio.timeout(timeout):
-                while self.node.leaving:
+                while (self.node.leaving or self.node.busy) and not self.node.down:
                     self.nudge()
                     await asyncio.sleep(0.001)
         except TimeoutError:
@@ -166,6 +175,7 @@ class LoopSynchroniser(Synchroniser):
             if errands:
                 calls = self.calls(errands)
                 await asyncio.gather(*[self._trip(group, call) for group, call in calls])
+                self.node.busy = False
                 continue
             pause = self.node.pause(self.read_clock())
             await self.clock.wait_async(self.wake, LINGER if pause is None else pause)
@@ -186,11 +196,7 @@ class LoopSynchroniser(Synchroniser):
 
 def nanoseconds(clock: Clock | None) -> Callable[[], int]:
     """What callers read the time with: the monotonic clock itself, or *clock* in tests."""
-    if clock is None:
-        from time import monotonic_ns
-
-        return monotonic_ns
-    return lambda: clock.now() * 1000
+    return monotonic_ns if clock is None else lambda: clock.now() * 1000
 
 
 def _after_fork() -> None:

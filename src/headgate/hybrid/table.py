@@ -92,6 +92,13 @@ class Table:
                     pass  # interrupted before it was ours
         return self.remote(key, permits)
 
+    def take(self, lease: Lease, cost: int, now: int) -> bool:
+        """Spend *cost* units of *lease*, if they are there: here, where it is one step."""
+        if now >= lease.expires or lease.balance < cost:
+            return False
+        lease.balance -= cost
+        return True
+
     def peek(self, key: str, permits: int) -> Decision | None:
         """The answer of `try_acquire` with nothing spent; None if it takes Redis to know."""
         with self.lock:
@@ -101,7 +108,7 @@ class Table:
             now = self.read_clock()
             cost = times(permits, self.cost)
             left = lease.balance - cost
-            if left >= 0 and now < lease.expires and permits > 0:
+            if left >= 0 and now < lease.expires and lease.balance > 0:
                 spare = left + lease.beyond
                 return answer(True, self.units, spare, self.reset(lease, now, spare), 0)
             if now < lease.deny_until and cost >= lease.deny_from:
@@ -114,11 +121,14 @@ class Table:
             lease = self.leases.get(key)
             if lease is None:
                 return False
+            permits = min(permits, self.limit)
             cost = times(permits, self.cost)
-            here = min(cost, lease.mark - lease.balance) if self.read_clock() < lease.expires else 0
-            lease.balance += max(here, 0)
+            here = max(min(cost, lease.mark - lease.balance), 0) if self.read_clock() < lease.expires else 0
+            lease.balance += here
             lease.deny_until = 0
-            lease.refund += (cost - max(here, 0)) // self.cost
+            # no more than makes it full now: by the time that Redis is told, some of it may be spent
+            missing = self.room - lease.balance - lease.beyond - times(lease.others + lease.refund, self.cost)
+            lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
 
     def deny(self, lease: Lease, now: int, cost: int) -> Decision:
