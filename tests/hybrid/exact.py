@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
-from fractions import Fraction
 
 from headgate.hybrid.ledger import Ledger
 from headgate.rule import Rule
@@ -23,40 +21,29 @@ def rejected(rule: Rule, admissions: Iterable[tuple[int, int]], start: int) -> i
     return refused
 
 
-def overdrawn(capacity: int, per_second: float, calls: Iterable[tuple[int, int]]) -> int:
+def overdrawn(capacity: int, per_second: int, calls: Iterable[tuple[int, int]]) -> int:
     """How many of *calls*, (before, after) in nanoseconds, no exact bucket can have admitted within those times.
 
     A call was decided somewhere between its two readings of the clock, and a busy machine can put a lot of time there.
-    So each is spent as soon as it can be: that is best for the bucket, which never overflows for it. One that finds
-    nothing before its own end was one too many.
+    Each is charged at its end, when there is most to have; and while it is open the bucket may hold one more, since
+    what would have overflowed could have been that call's. So a call is counted only if there is no way to place all.
     """
-    rate = Fraction(per_second).limit_denominator(10**6) / 10**9  # a nanosecond
-    ordered = sorted(calls)
-    if not ordered:
+    second = 1_000_000_000  # units a permit; a nanosecond brings *per_second* of them
+    events = sorted([(before, 0) for before, _ in (calls := list(calls))] + [(after, 1) for _, after in calls])
+    if not events:
         return 0
-    tokens, at, over = Fraction(capacity), ordered[0][0], 0
-    waiting: list[int] = []
-    index = 0
-    while index < len(ordered) or waiting:
-        if waiting and tokens >= 1:
-            heapq.heappop(waiting)
-            tokens -= 1
-            continue
-        ready = at + -(-(1 - tokens) // rate) if waiting else None
-        arrives = ordered[index][0] if index < len(ordered) else None
-        if ready is not None and waiting[0] < ready and (arrives is None or waiting[0] < arrives):
-            heapq.heappop(waiting)  # its time is over and there was nothing
-            over += 1
-            continue
-        if ready is not None and (arrives is None or ready <= arrives):
-            now = int(ready)
-        else:
-            assert arrives is not None
-            now = arrives
-            heapq.heappush(waiting, ordered[index][1])
-            index += 1
-        tokens = min(tokens + (now - at) * rate, Fraction(capacity))
+    level, at, still_open, over = capacity * second, events[0][0], 0, 0
+    for now, ends in events:
+        level = min(level + (now - at) * per_second, (capacity + still_open) * second)
         at = now
+        if not ends:
+            still_open += 1
+            continue
+        still_open -= 1
+        if level < second:
+            over += 1
+        else:
+            level -= second
     return over
 
 
