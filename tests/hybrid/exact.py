@@ -29,7 +29,7 @@ def overdrawn(capacity: int, per_second: int, calls: Iterable[tuple[int, int]]) 
     what would have overflowed could have been that call's. So a call is counted only if there is no way to place all.
     """
     second = 1_000_000_000  # units a permit; a nanosecond brings *per_second* of them
-    events = sorted([(before, 0) for before, _ in (calls := list(calls))] + [(after, 1) for _, after in calls])
+    events = sorted(event for before, after in calls for event in ((before, 0), (after, 1)))
     if not events:
         return 0
     level, at, still_open, over = capacity * second, events[0][0], 0, 0

@@ -64,7 +64,7 @@ def test_killed_and_frozen(redis_server: Server) -> None:
 
 
 def test_redis_frozen(mortal_server: Server) -> None:
-    """Redis stands still for a while: leases last, then calls are refused, then all goes on. Nothing is granted twice."""
+    """Redis stands still for a while: leases last, then calls are refused, then all goes on, and nothing twice."""
     with herd(f"{mortal_server.url}?timeout=0.3", QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
         pause(SECONDS / 3 + 0.25 * PROCESSES + 0.6)
         mortal_server.process.send_signal(signal.SIGSTOP)
