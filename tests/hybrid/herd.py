@@ -31,16 +31,22 @@ class Outcome:
     """All that was admitted, by whom, and what the workers said of themselves."""
 
     calls: list[tuple[int, int]]
+    together: tuple[int, int] = (0, 0)  # nanoseconds between which all of them were calling
     stats: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def admitted(self) -> int:
         return len(self.calls)
 
+    def rate(self, skip: float) -> float:
+        """Admissions a second while all were calling, without the first *skip* seconds, in which a bucket empties."""
+        first, last = self.together[0] + int(skip * 1e9), self.together[1]
+        return sum(first < after <= last for _, after in self.calls) / (last - first) * 1e9
+
     @property
     def local_ratio(self) -> float:
         local, remote = sum(s["local"] for s in self.stats), sum(s["remote"] for s in self.stats)
-        return local / (local + remote)
+        return float(local / (local + remote))
 
 
 class Worker:
@@ -83,9 +89,15 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
     """Wait for the workers and gather what they did."""
     found = Outcome([])
     deadline = time.monotonic() + timeout
+    starts, ends = [], []
     for worker in workers:
         worker.process.wait(max(deadline - time.monotonic(), 0.1))
-        found.calls += worker.calls()
+        calls = list(worker.calls())
+        found.calls += calls
+        starts.append(calls[0][0])
+        ends.append(calls[-1][1])
+    found.together = (max(starts), min(ends))
+    for worker in workers:
         if worker.said.exists():
             found.stats.append(json.loads(worker.said.read_text()))
     return found

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.hybrid.exact import overdrawn
-from tests.hybrid.herd import Worker, herd, outcome
+from tests.hybrid.herd import herd, outcome
 from tests.servers import Server
 
 SECONDS = float(os.environ.get("HEADGATE_HERD_SECONDS", "3"))
@@ -33,11 +33,9 @@ def test_overload(redis_server: Server) -> None:
     with herd(url_of(redis_server), QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
         found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    first, last = min(found.calls)[0], max(after for _, after in found.calls)
-    exact = RATE + RATE * (last - first) / 1e9
-    print(f"admitted {found.admitted} of {exact:.0f}, local {found.local_ratio:.5f}, {found.stats}")
+    print(f"admitted {found.admitted}, {found.rate(1.0):.1f}/s, local {found.local_ratio:.5f}, {found.stats}")
     assert len(found.stats) == PROCESSES
-    assert found.admitted > exact * (0.99 if LONG else 0.9)
+    assert found.rate(1.0) > RATE * (0.99 if LONG else 0.85)
     assert found.local_ratio > (0.99 if LONG else 0.97)
     assert int(redis_server.client().hget("rate_limiter:hybrid:token_bucket:{hot}", "out")) == 0
 
@@ -95,4 +93,3 @@ def test_the_check_can_fail() -> None:
     assert overdrawn(5, 1, [(i, i) for i in range(5)] + [(0, second // 2)]) == 1
     assert overdrawn(5, 1, [(i, i) for i in range(5)] + [(0, 2 * second)]) == 0
     assert overdrawn(1, 1, [(0, 0), (10 * second, 10 * second), (10 * second, 10 * second)]) == 1
-    assert Worker

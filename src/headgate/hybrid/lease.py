@@ -93,7 +93,7 @@ class Lease:
         self.asked_at = now
         self.demand = 0.0  # permits a second
         self.pause = 0
-        self.short = False  # the last reply had less than was wanted
+        self.short = False  # the last reply had less than half of what was wanted
         self.others = 0
         self.nodes = 1
         self.due = 0  # when to report next
@@ -211,7 +211,7 @@ class Lease:
     def _pace(self, now: int, reply: Reply, ask: Ask, law: Law, style: Style, trip: int) -> None:
         """Decide when to report next, what to refuse until then, and at what balance to fetch more."""
         shortest = max(TICK, trip)
-        short = reply.wait > 0
+        short = reply.wait > 0 and 2 * reply.out < ask.want
         pause = min(max(reply.pause * 1000, shortest), style.longest * 1000)
         if self.pause == 0 or (short and not self.short):
             pause = shortest  # nothing is known yet, or things have changed
@@ -220,7 +220,7 @@ class Lease:
         self.pause, self.short = pause, short
 
         self.deny_until = 0
-        if short:
+        if reply.wait > 0:
             # With nobody else holding a lease nothing can come sooner than the ledger said, counted from when it was
             # asked. Otherwise something may be given back any time, and the answer is good for a pause. So it is where
             # more is asked for than comes in: what comes in meanwhile is not lost, and is fetched in one trip.
@@ -228,7 +228,7 @@ class Lease:
             self.due = self.sent_at + reply.wait * 1000 if exact else now + pause
             self.deny_until = self.due
             self.deny_from = law.cost
-            if self.due < now + pause and self.demand * self.nodes * 1000 > law.speed:
+            if reply.busy and self.due <= now + pause:
                 self.due = now + pause
                 self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
         else:

@@ -110,7 +110,8 @@ class Ledger:
 
         self.demand += ask.demand - record.demand
         many = len(self.nodes)
-        lease, full, rationed = self._lease(law, style, ask, held, free, many)
+        busy = self.demand * 1000 > law.speed * BUSY
+        lease, full = self._lease(law, style, ask, held, free, many)
         free -= lease * law.cost
         self.out += lease
         others = self.out - held - lease
@@ -118,8 +119,10 @@ class Ledger:
         wait = 0
         if free < law.cost:
             wait = self._soonest(now, free) if others == 0 else pause
-        elif rationed:
-            wait = pause
+        elif (
+            busy and lease < ask.want - held and not ask.spare and 2 * ask.demand < self.demand and 2 * free < law.room
+        ):
+            wait = pause  # rationed: there is more, but others ask for most of it
 
         record.seq = ask.seq
         record.out = held + lease
@@ -136,7 +139,7 @@ class Ledger:
             del self.nodes[ask.node]
         self._save(now, loaded, free)
         ends = law.period - now % law.period if law.period else 0
-        return Reply(OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends)
+        return Reply(OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, int(busy))
 
     def _open(self, time: int, law: Law) -> int:
         """The time to go by; bring a state of another law or of another clock into this one."""
@@ -209,23 +212,20 @@ class Ledger:
         ends = law.period - now % law.period if law.period else 0
         return Reply(OK, 0, 0, own, free, free, self.out - own, len(self.nodes), 0, 0, ends)
 
-    def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool, bool]:
-        """Permits to grant; whether the bucket is full; whether the grant was cut to a share of what is left."""
+    def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool]:
+        """Permits to grant, and whether the bucket is full."""
         full = (free + self.out * law.cost) / law.room > FULL
         there = max(free // law.cost, 0)
         if ask.op != "sync" or ask.want <= held:
-            return 0, full, False
+            return 0, full
         if ask.spare:
             plenty = full and many * 1000 <= style.report_full * law.limit
-            return (min(ask.want - held, there) if plenty else 0), full, False
+            return (min(ask.want - held, there) if plenty else 0), full
         part = ask.demand / self.demand if self.demand > 0 else 1 / many
         most = style.leased * law.limit / 1000
         cap = most * max(part, 1 / many) - held
         fair = max(1, ceil(there * min(1, WIDE * part)))
-        lease = max(floor(min(ask.want - held, cap, fair, there, most - self.out)), 0)
-        busy = self.demand * 1000 > law.speed * BUSY
-        rationed = lease == fair and lease < ask.want - held and busy and (free - lease * law.cost) * 2 < law.room
-        return lease, full, rationed
+        return max(floor(min(ask.want - held, cap, fair, there, most - self.out)), 0), full
 
     def _pause(self, law: Law, style: Style, full: bool) -> int:
         """Until the next report: as long as it takes to spend a part of the capacity, at the rate that counts."""

@@ -115,6 +115,7 @@ class Reply(NamedTuple):
     wait: int = 0  # do not ask for more before; exact if nobody else holds a lease
     pause: int = 0  # report after
     ends: int = 0  # windows: microseconds until this one is over
+    busy: int = 0  # 1: more is asked for, of all nodes, than comes in
 
 
 def serve(before: int, cost: int, needs: tuple[tuple[int, int], ...]) -> list[int]:

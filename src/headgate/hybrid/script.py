@@ -13,7 +13,7 @@ from typing import Any
 from headgate.hybrid.protocol import BUSY, DRAINING, ERROR, FULL, WIDE, Ask, Law, Reply, Style
 from headgate.redis.lua import Eval, Lua
 
-FIELDS = 11  # of a reply
+FIELDS = 12  # of a reply
 PER_KEY = 6  # arguments of a key
 
 SYNC = Lua(
@@ -178,19 +178,16 @@ end
 local function lease_of(s, law, style, ask, held, free)
   local full = (free + s.out * law.cost) / law.room > @FULL@
   local there = max(floor(free / law.cost), 0)
-  if ask.op ~= 'sync' or ask.want <= held then return 0, full, false end
+  if ask.op ~= 'sync' or ask.want <= held then return 0, full end
   if ask.spare > 0 then
     local plenty = full and s.nodes * 1000 <= style.report_full * law.limit
-    return plenty and min(ask.want - held, there) or 0, full, false
+    return plenty and min(ask.want - held, there) or 0, full
   end
   local part = s.demand > 0 and ask.demand / s.demand or 1 / s.nodes
   local most = style.leased * law.limit / 1000
   local cap = most * max(part, 1 / s.nodes) - held
   local fair = max(1, ceil(there * min(1, @WIDE@ * part)))
-  local lease = max(floor(min(ask.want - held, cap, fair, there, most - s.out)), 0)
-  local busy = s.demand * 1000 > law.speed * @BUSY@
-  local rationed = lease == fair and lease < ask.want - held and busy and (free - lease * law.cost) * 2 < law.room
-  return lease, full, rationed
+  return max(floor(min(ask.want - held, cap, fair, there, most - s.out)), 0), full
 end
 
 local function pause_of(s, law, style, full)
@@ -222,12 +219,12 @@ local function sync(key, law, style, node, ask)
   local record = s.record
   if ask.op == 'peek' then
     local own = record and record.out or 0
-    return OK, 0, 0, own, free, free, s.out - own, s.nodes, 0, 0, ends
+    return OK, 0, 0, own, free, free, s.out - own, s.nodes, 0, 0, ends, 0
   end
 
   if record and ask.seq <= record.seq then
     save(s, law, now, loaded, free)
-    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if ask.lid > 0 and (not record or record.lid ~= ask.lid) then
     if ask.lid < s.born and s.lost == 0 then
@@ -235,7 +232,7 @@ local function sync(key, law, style, node, ask)
       free = min(free, 0)
     end
     save(s, law, now, loaded, free)
-    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if not record then
     record = {lid = now, seq = 0, out = 0, exp = 0, demand = 0, returned = 0, lease = 0, debt = 0}
@@ -275,7 +272,8 @@ local function sync(key, law, style, node, ask)
 
   s.demand = s.demand + ask.demand - record.demand
   local many = s.nodes
-  local lease, full, rationed = lease_of(s, law, style, ask, held, free)
+  local busy = s.demand * 1000 > law.speed * @BUSY@
+  local lease, full = lease_of(s, law, style, ask, held, free)
   free = free - lease * law.cost
   s.out = s.out + lease
   local others = s.out - held - lease
@@ -283,7 +281,7 @@ local function sync(key, law, style, node, ask)
   local wait = 0
   if free < law.cost then
     wait = others == 0 and soonest(s, law, now, free) or pause
-  elseif rationed then
+  elseif busy and lease < ask.want - held and ask.spare == 0 and 2 * ask.demand < s.demand and 2 * free < law.room then
     wait = pause
   end
 
@@ -299,7 +297,7 @@ local function sync(key, law, style, node, ask)
   s.changed[node] = record
   if ask.op == 'release' then drop(s, node, record) end
   save(s, law, now, loaded, free)
-  return OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends
+  return OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, busy and 1 or 0
 end
 
 local replies = {}
