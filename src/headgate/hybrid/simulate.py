@@ -16,7 +16,7 @@ import itertools
 import random
 from bisect import bisect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from headgate.algorithms.bucket import Bucket
@@ -97,7 +97,7 @@ class Outcome:
 
     def row(self) -> str:
         return (
-            f"{self.name:<22} over {self.over_percent:7.2f} %   under {self.under_percent:7.2f} %   "
+            f"{self.name:<30} over {self.over_percent:7.2f} %   under {self.under_percent:7.2f} %   "
             f"local {self.local_percent:6.2f} %   {self.trips_per_second:8.1f} trips/s"
         )
 
@@ -314,7 +314,8 @@ def naive(scenario: Scenario, interval: float, extrapolate: bool = False) -> Out
     """The same with a full bucket on each node and a look at the others every *interval* seconds.
 
     A node admits what its own bucket has and what was left in all, when it last looked, minus its own use since;
-    *extrapolate* adds what has refilled since. Reports are sent and answered without delay or loss, to be kind.
+    *extrapolate* adds what has refilled since. Reports are sent and answered without delay or loss, to be kind; a
+    bucket that is asked for more than it has is empty, and owes nothing.
     """
     quota = Quota.parse(scenario.quota)
     how = ", extrapolated" if extrapolate else ""
@@ -331,7 +332,7 @@ def naive(scenario: Scenario, interval: float, extrapolate: bool = False) -> Out
     for now, place in calls(scenario, random.Random(scenario.seed)):
         recorder.asked(now)
         if now >= looks_at[place]:
-            level = min(level + (now - level_at) * rate, capacity) - used[place]
+            level = max(min(level + (now - level_at) * rate, capacity) - used[place], 0.0)
             level_at = now
             left[place], used[place], looked[place] = level, 0, float(now)
             looks_at[place] = now + int(interval * SECOND)
@@ -376,8 +377,6 @@ def main(arguments: list[str] | None = None) -> None:
         write(svg, outcomes)
         print(f"wrote {svg}")
 
-
-__all__ = ["Outcome", "Scenario", "main", "naive", "replace", "simulate"]
 
 if __name__ == "__main__":
     main()
