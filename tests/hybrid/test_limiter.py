@@ -14,7 +14,6 @@ import pytest
 
 import headgate
 from headgate import (
-    Decision,
     HybridLimiter,
     InvalidKey,
     InvalidPermits,
@@ -412,6 +411,5 @@ def test_public_types() -> None:
     assert headgate.HybridLimiter is HybridLimiter
     assert "HybridLimiter" in headgate.__all__
     assert issubclass(HybridLimiter, headgate.Limiter)
-    assert isinstance(Decision.remaining, property)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         headgate.Nothing  # noqa: B018

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import AsyncHybridLimiter, HybridLimiter, StoreUnavailable
+from headgate import AsyncHybridLimiter, HybridLimiter, Quota, StoreUnavailable
 from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
-from headgate.rule import Rule
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.clocks import until
@@ -201,10 +200,10 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
 def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
-    outage = Outage("local", Rule(f"{capacity}/second"))
+    outage = Outage("local", "default", Quota(capacity, 1.0))
     lease = Lease("k", 0, 0)
     lease.nodes = nodes
-    assert sum(outage.take(lease, 1, SECOND, None).allowed for _ in range(20)) == first
+    assert sum(outage.take(lease, 1, SECOND).allowed for _ in range(20)) == first
     assert lease.debt == first
     later = SECOND + nodes * SECOND // capacity + 1
-    assert outage.take(lease, 1, later, None).allowed, "and then its share of the rate"
+    assert outage.take(lease, 1, later).allowed, "and then its share of the rate"

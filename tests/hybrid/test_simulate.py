@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as xml
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_never_one_too_many_in_trouble(trouble: dict[str, object]) -> None:
 
 
 def test_an_outage_with_a_share_of_the_rate_is_bounded() -> None:
-    """Each node goes on with its share; what one had in its lease and what it had as a share may add up for a moment."""
+    """Each node goes on with its share, which starts empty: what it had on lease may add to that for a moment."""
     outcome = simulate(replace(SHORT, outage=(1.0, 3.0), policy="local"))
     assert outcome.over_percent < 5
     assert outcome.admitted > simulate(replace(SHORT, outage=(1.0, 3.0), policy="deny")).admitted
@@ -76,7 +76,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     main(["2000/second", "--nodes", "5", "--seconds", "1", "--svg", str(svg)])
     told = capsys.readouterr().out
     assert "leases, high" in told and "naive, every 30 s" in told and "over    0.00 %" in told
-    assert len(xml.parse(svg).getroot().findall("{*}path")) > 5
+    assert len(ElementTree.parse(svg).getroot().findall("{*}path")) > 5
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"load": 0}, {"skew": "odd"}, {"accuracy": "odd"}, {"loss": 1.0}])

@@ -60,7 +60,6 @@ class Lease:
         "returned",
         "sent_at",
         "share",
-        "short",
         "slot",
         "ttl",
     )
@@ -93,7 +92,6 @@ class Lease:
         self.asked_at = now
         self.demand = 0.0  # permits a second
         self.pause = 0
-        self.short = False  # the last reply had less than half of what was wanted
         self.others = 0
         self.nodes = 1
         self.due = 0  # when to report next
@@ -211,13 +209,9 @@ class Lease:
     def _pace(self, now: int, reply: Reply, ask: Ask, law: Law, style: Style, trip: int) -> None:
         """Decide when to report next, what to refuse until then, and at what balance to fetch more."""
         shortest = max(TICK, trip)
-        short = reply.wait > 0 and 2 * reply.out < ask.want
         pause = min(max(reply.pause * 1000, shortest), style.longest * 1000)
-        if self.pause == 0 or (short and not self.short):
-            pause = shortest  # nothing is known yet, or things have changed
-        else:
-            pause = min(pause, 2 * self.pause)
-        self.pause, self.short = pause, short
+        pause = min(pause, 2 * self.pause) if self.pause else shortest  # slowly: nothing is known yet
+        self.pause = pause
 
         self.deny_until = 0
         if reply.wait > 0:

@@ -58,11 +58,13 @@ class Member:
         self.rule = rule
         self.law: Law = law_of(rule)
         self.style = style
-        self.outage = Outage(on_store_error, rule)
+        self.outage = Outage(on_store_error, rule.name, rule.quotas[0])
         self.redis_key = redis_key
         self.max_keys = max_keys
         units, law = rule.algorithm, self.law
-        self.table = Table(units, law.period, law.kind == "counter", node.lock, node.thirsty, read_clock, remote)
+        self.table = Table(
+            units, law.period, law.kind == "counter", node.lock, node.thirsty, read_clock, remote, self.outage
+        )
         self.id = new_id()
         self.remote = self.denied = self.spent = self.syncs = self.burned = self.voided = 0
 
@@ -134,7 +136,7 @@ class Node:
         self.lock = threading.RLock()
         self.thirsty.clear()
         self.waiting, self.leaving, self._wheel, self._ticks = {}, [], {}, []
-        self.down = None
+        self._heard(None)
         for member in self.members:
             member.id = new_id()
             member.table.leases.clear()
@@ -147,6 +149,7 @@ class Node:
         with self.lock:
             if member not in self.members:  # it was closed, and is used again
                 self.members.append(member)
+                member.outage.down = self.down
             lease = member.enter(key, now)
             if waiter.op == "take":
                 member.remote += waiter.permits
@@ -241,7 +244,8 @@ class Node:
         """Take in what Redis said."""
         with self.lock:
             self.trips += 1
-            self._retry, self.down = FIRST_RETRY, None
+            self._retry = FIRST_RETRY
+            self._heard(None)
             self.trip += (now - self.last_trip - self.trip) // 5
         for errand, reply in zip(errands, replies, strict=True):
             with self.lock:
@@ -254,7 +258,7 @@ class Node:
         """Redis did not answer: callers get the policy's word, leases last as long as they last."""
         with self.lock:
             self.failures += 1
-            self.down = error
+            self._heard(error)
             self.retry_at = now + int(self._retry * self._dice.uniform(0.8, 1.2))
             self._retry = min(2 * self._retry, LAST_RETRY)
             for errand in errands:
@@ -415,7 +419,6 @@ class Node:
     def _refused(self, errand: Errand, now: int, error: Exception) -> None:
         """One key's ask got no answer."""
         lease = errand.lease
-        self.down = self.down or (None if isinstance(error, RuntimeError) else error)
         if errand.ask.op != "peek":
             lease.lose(now)
             lease.due = now + SECOND
@@ -423,6 +426,12 @@ class Node:
                 self.schedule(lease)
         for waiter in errand.waiters:
             self._policy(lease, waiter, now, error)
+
+    def _heard(self, error: Exception | None) -> None:
+        """Redis answers, or it does not."""
+        self.down = error
+        for member in self.members:
+            member.outage.down = error
 
     def _answer_all(self, lease: Lease, waiters: Sequence[Waiter], now: int) -> None:
         for waiter in waiters:
@@ -432,11 +441,12 @@ class Node:
         outage: Outage = lease.home.outage
         if waiter.op == "reset":
             lease.debt = lease.share = 0
+        before, outage.down = outage.down, error or outage.down
         try:
-            ask = outage.take if waiter.op == "take" else outage.peek
-            waiter.result = ask(lease, waiter.permits, now, error or self.down)
+            waiter.result = (outage.take if waiter.op == "take" else outage.peek)(lease, waiter.permits, now)
         except Exception as refusal:
             waiter.error = refusal
+        outage.down = before
         waiter.wake()
 
     def _tell(self, waiter: Waiter, made: Decision) -> None:

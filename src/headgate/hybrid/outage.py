@@ -11,65 +11,61 @@ What is granted is owed, and charged when Redis is back, before anything else is
 
 from __future__ import annotations
 
-from headgate.decision import Decision, decision
+from headgate.algorithms.arithmetic import times
+from headgate.decision import Decision, Units, answer
 from headgate.errors import StoreUnavailable
 from headgate.hybrid.lease import Lease
 from headgate.quota import Quota
-from headgate.rule import Rule, check_policy
 
 RETRY_US = 1_000_000
 
 
 class Outage:
-    """One limiter's policy."""
+    """One limiter's policy. *down* is what Redis was last heard to say, None while it answers."""
 
-    def __init__(self, policy: str, rule: Rule) -> None:
-        self.policy = check_policy(policy)
-        self.name = rule.name
-        self.quota: Quota = rule.quotas[0]
+    def __init__(self, policy: str, name: str, quota: Quota) -> None:
+        self.policy = policy
+        self.name = name
+        self.units = Units(quota.capacity, 1, 1)
+        self.capacity = quota.capacity
+        self.permit = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds that one takes to come in
         self.answers = 0
+        self.down: Exception | None = None
 
-    def take(self, lease: Lease, permits: int, now: int, error: Exception | None) -> Decision:
+    def take(self, lease: Lease, permits: int, now: int) -> Decision:
         """Answer in place of Redis at *now* (nanoseconds)."""
-        self._note(error)
-        limit = self.quota.capacity
-        if self.policy == "deny":
-            return decision(False, limit, 0, RETRY_US, RETRY_US, degraded=True)
-        if self.policy == "allow":
-            lease.debt += permits
-            return decision(True, limit, limit - permits, degraded=True)
-        made = self._share(lease, permits, now, spend=True)
+        made = self.peek(lease, permits, now)
         if made.allowed:
             lease.debt += permits
+            if self.policy == "local":
+                lease.share = max(lease.share, now) + times(permits, self._price(lease))
         return made
 
-    def peek(self, lease: Lease, permits: int, now: int, error: Exception | None) -> Decision:
-        self._note(error)
-        limit = self.quota.capacity
-        if self.policy == "deny":
-            return decision(False, limit, 0, RETRY_US, RETRY_US, degraded=True)
-        if self.policy == "allow":
-            return decision(True, limit, limit - permits, degraded=True)
-        return self._share(lease, permits, now, spend=False)
-
-    def _share(self, lease: Lease, permits: int, now: int, spend: bool) -> Decision:
-        """A bucket of 1/nodes of the rate and of the capacity, but of one permit at least."""
-        quota, nodes = self.quota, max(lease.nodes, 1)
-        permit = quota.period_us * nodes * 1000 // quota.limit  # nanoseconds of this share's rate
-        room = max(permit * quota.capacity // nodes, permit)
-        if lease.share == 0:
-            lease.share = now + room - (0 if lease.expires else permit)
-        full_in = max(lease.share - now, 0)
-        after = full_in + permits * permit
-        limit = quota.capacity
-        if after > room:
-            retry = (after - room) // 1000 + 1
-            return decision(False, limit, (room - full_in) // permit, full_in // 1000, retry, degraded=True)
-        if spend:
-            lease.share = now + after
-        return decision(True, limit, (room - after) // permit, after // 1000, degraded=True)
-
-    def _note(self, error: Exception | None) -> None:
+    def peek(self, lease: Lease, permits: int, now: int) -> Decision:
+        """The same, with nothing granted."""
         self.answers += 1
-        if self.policy == "raise":
-            raise StoreUnavailable(f"the store of limiter {self.name!r} did not answer: {error}") from error
+        if self.policy == "local":
+            return self._share(lease, permits, now)
+        if self.policy == "allow":
+            return answer(True, self.units, self.capacity - permits, 0, 0, True)
+        if self.policy == "deny":
+            return answer(False, self.units, 0, RETRY_US, RETRY_US, True)
+        raise StoreUnavailable(f"the store of limiter {self.name!r} did not answer: {self.down}") from self.down
+
+    def _share(self, lease: Lease, permits: int, now: int) -> Decision:
+        """A bucket of 1/nodes of the rate and of the capacity, but of one permit at least."""
+        price = self._price(lease)
+        room = max(times(self.permit, self.capacity), price)
+        if lease.share == 0:
+            lease.share = now + room - (0 if lease.expires else price)
+        full_in = max(lease.share - now, 0)
+        after = full_in + times(permits, price)
+        if after > room:
+            return answer(
+                False, self.units, (room - full_in) // price, full_in // 1000, (after - room) // 1000 + 1, True
+            )
+        return answer(True, self.units, (room - after) // price, after // 1000, 0, True)
+
+    def _price(self, lease: Lease) -> int:
+        """Nanoseconds of this share's rate that a permit takes."""
+        return times(self.permit, max(lease.nodes, 1))

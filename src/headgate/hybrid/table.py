@@ -13,6 +13,7 @@ from typing import Any, Final
 from headgate.algorithms.arithmetic import times
 from headgate.decision import Decision, Denial, Units, answer
 from headgate.hybrid.lease import Lease
+from headgate.hybrid.outage import Outage
 from headgate.keys import check_key
 from headgate.rule import check_permits
 
@@ -37,6 +38,7 @@ class Table:
         thirsty: list[Lease],
         read_clock: Callable[[], int],
         remote: Callable[[str, int], Any],
+        outage: Outage,
     ) -> None:
         self.units = units
         self.limit = units.limit
@@ -48,6 +50,7 @@ class Table:
         self.thirsty = thirsty
         self.read_clock = read_clock
         self.remote = remote
+        self.outage = outage
         self.leases: dict[Any, Lease] = {}
         self.renew(lock)
 
@@ -82,6 +85,8 @@ class Table:
             if now < lease.deny_until and cost >= lease.deny_from:
                 lease.denied += cost
                 return self.deny(lease, now, cost)
+            if self.outage.down is not None:
+                return self.outage.take(lease, cost // self.cost, now)
         except KeyError:
             check_key(key)
         finally:
