@@ -180,11 +180,26 @@ async def test_the_same_for_asyncio(mortal_server: Server) -> None:
     await limiter.aclose()
 
 
-def test_a_key_of_another_type(redis_server: Server) -> None:
-    redis_server.client().set("rate_limiter:hybrid:token_bucket:{k}", "text")
-    with HybridLimiter("10/second", store=redis_server.url, on_store_error="deny") as limiter:
-        assert not limiter.try_acquire("k") and limiter.try_acquire("k").degraded
+def test_a_key_of_another_type(any_redis_server: Server) -> None:
+    any_redis_server.client().set("rate_limiter:hybrid:token_bucket:{k}", "text")
+    with HybridLimiter("10/second", store=any_redis_server.url, on_store_error="deny") as limiter:
+        answers = [limiter.try_acquire("k") for _ in range(500)]
+        assert not any(answers) and all(answer.degraded for answer in answers)
         assert limiter.try_acquire("fine").allowed, "only that key suffers"
+        assert limiter.stats().trips < 10 and limiter.stats().backend == "up"
+
+
+def test_a_server_that_refuses(redis_server: Server) -> None:
+    with redis_server.client() as admin, HybridLimiter("10/second", store=redis_server.url) as limiter:
+        admin.config_set("maxmemory", "1")
+        try:
+            answers = [limiter.try_acquire(f"k{number}") for number in range(500)]
+            assert all(answer.degraded for answer in answers)
+            assert limiter.store_health().state == "open" and "OOM" in limiter.store_health().last_error
+            assert limiter.stats().trips + limiter.stats().failures < 20
+        finally:
+            admin.config_set("maxmemory", "0")
+        until(lambda: not limiter.try_acquire("k").degraded)
 
 
 def test_lost_data_is_no_second_quota(redis_server: Server) -> None:

@@ -75,7 +75,7 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
     dice = random.Random(f"{kind} {seed}")
     store = RedisStore(any_redis_server.url)
     for quota in QUOTAS[kind]:
-        law, key = law_of(Rule(quota, kind)), f"twin:{{{kind}:{quota}}}"
+        law, key = law_of(Rule(quota, kind)), f"rate_limiter:twin:{{{kind}:{quota}}}"
         other = law_of(Rule(QUOTAS[kind][0], kind))
         ledger, now = Ledger(), START
         seqs: dict[str, int] = {}
@@ -97,7 +97,7 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
 def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     law, style = law_of(Rule("10/hour")), STYLES["high"]
-    asks = [(f"k{{{i}}}", law, style, _need(i + 1)) for i in range(20)]
+    asks = [(f"rate_limiter:{{{i}}}", law, style, _need(i + 1)) for i in range(20)]
     found = _ask(store, asks, START)
     assert [_reply(reply).free // law.cost for reply in found] == [
         max(10 - (i + 1), 0) if i < 10 else 10 for i in range(20)
@@ -107,9 +107,9 @@ def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
 
 def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    redis_server.client().set("k{b}", "text")
+    redis_server.client().set("rate_limiter:{b}", "text")
     law, style = law_of(Rule("10/hour")), STYLES["high"]
-    first, second, third = _ask(store, [(f"k{{{name}}}", law, style, _need(1)) for name in "abc"], None)
+    first, second, third = _ask(store, [(f"rate_limiter:{{{name}}}", law, style, _need(1)) for name in "abc"], None)
     assert isinstance(second, str) and "WRONGTYPE" in second
     assert _reply(first).before == _reply(third).before == law.room
     store.close()
@@ -118,19 +118,19 @@ def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> 
 def test_the_servers_own_clock(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     law, style = law_of(Rule("10/hour")), STYLES["high"]
-    [reply] = _ask(store, [("k{a}", law, style, _need(10))], None)
+    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(10))], None)
     seconds, micro = redis_server.client().time()
     assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lid < 60_000_000
     assert _reply(reply).wait <= 360_000_000
-    ttl = redis_server.client().pttl("k{a}")
-    assert 3_600_000 < ttl <= 3_600_000 + 91_000, "until it is full again, and no lease can be left"
+    ttl = redis_server.client().pttl("rate_limiter:{a}")
+    assert 3_600_000 < ttl <= 3_600_000 + 92_000, "until it is full again, and no lease can be left"
     store.close()
 
 
 def test_peek_writes_nothing(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     law, style = law_of(Rule("10/hour")), STYLES["high"]
-    [reply] = _ask(store, [("k{a}", law, style, _need(1)._replace(op="peek", needs=()))], None)
+    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(1)._replace(op="peek", needs=()))], None)
     assert _reply(reply).free == law.room
     assert redis_server.names() == []
     store.close()

@@ -49,6 +49,7 @@ class Lease:
         "flight",
         "held",
         "home",
+        "ill",
         "key",
         "lid",
         "low",
@@ -96,6 +97,7 @@ class Lease:
         self.nodes = 1
         self.due = 0  # when to report next
         self.slot = 0  # the tick at which the node looks at it
+        self.ill = 0  # until then Redis is not asked about this key: it answered with an error
         self.share = 0  # during an outage: when this process's share of the bucket would be full, in units
 
     def report(

@@ -39,6 +39,13 @@ class Waiter:
         self.result: Decision | None = None
         self.error: Exception | None = None  # of the policy
 
+    def answer(self) -> Decision:
+        """The result, once it is there; or the error, raised."""
+        if self.error:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
 
 class Member:
     """One limiter's part in a node: its law, its leases, its policy, its figures."""
@@ -120,7 +127,9 @@ class Node:
         self.trip = MILLISECOND  # how long one takes, on average
         self.seen = 1  # nodes at one key, lately
         self.trips = 0
-        self.failures = 0
+        self.failures = 0  # trips, ever
+        self.failed = 0  # the same in a row
+        self.outages = 0  # times that all went well before
         self.busy = False  # a batch is under way
         self.down: Exception | None = None
         self.retry_at = 0
@@ -153,11 +162,12 @@ class Node:
             lease = member.enter(key, now)
             if waiter.op == "take":
                 member.remote += waiter.permits
-            if self.down is None:
+            if self.down is None and now >= lease.ill:
                 self.waiting.setdefault(lease, []).append(waiter)
                 return False
-            lease.due = min(lease.due or self.retry_at, self.retry_at)
-            self.schedule(lease)
+            if self.down is not None:
+                lease.due = min(lease.due, self.retry_at)
+                self.schedule(lease)
             self._policy(lease, waiter, now)
             return True
 
@@ -172,6 +182,17 @@ class Node:
             waiter.wake = settle
             if waiter.result is not None:
                 settle()
+
+    def give_up(self, member: Member, key: str, waiter: Waiter, now: int) -> Decision:
+        """The policy's word for one who cannot wait any longer."""
+        with self.lock:
+            if waiter.result is None and waiter.error is None:
+                lease = member.enter(key, now)
+                self.abandon(member, key, waiter)
+                late = Waiter(waiter.op, waiter.permits, lambda: None)
+                self._policy(lease, late, now, TimeoutError("no answer in the time that the caller had"))
+                return late.answer()
+        return waiter.answer()
 
     def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
         """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
@@ -198,6 +219,12 @@ class Node:
         """See to it that what *lease* holds goes back; it is in no table any more."""
         if ((lease.lid and lease.worth()) or lease.debt) and len(self.leaving) < QUEUE:
             self.leaving.append(lease)
+
+    def forget(self, member: Member) -> None:
+        """*member* is closed; should it be used again, it joins again."""
+        with self.lock:
+            if member in self.members:
+                self.members.remove(member)
 
     def dismiss(self, member: Member) -> None:
         """Give back everything that *member* holds."""
@@ -242,8 +269,13 @@ class Node:
 
     def deliver(self, now: int, errands: Sequence[Errand], replies: Sequence[Reply | str]) -> None:
         """Take in what Redis said."""
+        told = [reply for reply in replies if isinstance(reply, str) and "WRONGTYPE" not in reply]
+        if told and len(told) == len(replies):  # no right, no memory, read-only: nothing about a single key
+            self.fail(now, errands, RuntimeError(told[0]))
+            return
         with self.lock:
             self.trips += 1
+            self.failed = 0
             self._retry = FIRST_RETRY
             self._heard(None)
             self.trip += (now - self.last_trip - self.trip) // 5
@@ -258,12 +290,15 @@ class Node:
         """Redis did not answer: callers get the policy's word, leases last as long as they last."""
         with self.lock:
             self.failures += 1
+            self.failed += 1
+            self.outages += self.down is None
             self._heard(error)
             self.retry_at = now + int(self._retry * self._dice.uniform(0.8, 1.2))
             self._retry = min(2 * self._retry, LAST_RETRY)
             for errand in errands:
                 self._refused(errand, now, error)
                 errand.lease.due = self.retry_at
+                errand.lease.ill = 0
                 if errand.ask.op == "release":
                     self.leaving.append(errand.lease)
                 else:
@@ -421,7 +456,7 @@ class Node:
         lease = errand.lease
         if errand.ask.op != "peek":
             lease.lose(now)
-            lease.due = now + SECOND
+            lease.due = lease.ill = now + SECOND
             if errand.ask.op != "release":
                 self.schedule(lease)
         for waiter in errand.waiters:

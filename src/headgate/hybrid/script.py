@@ -147,7 +147,7 @@ local function save(s, law, now, loaded, free)
   for name, record in pairs(s.changed) do set('n:' .. name, record_text(record)) end
   redis.call('HSET', s.key, unpack(pairs_))
   for name in pairs(s.gone) do redis.call('HDEL', s.key, 'n:' .. name) end
-  redis.call('PEXPIRE', s.key, ceil((full_in + LONGEST_LEASE) / 1000))
+  redis.call('EXPIRE', s.key, ceil((full_in + LONGEST_LEASE) / 1000000))
 end
 
 local function drop(s, name, record)

@@ -42,6 +42,10 @@ class Synchroniser:
         source = store._source
         self._sliced = isinstance(source, Target) and source.kind == "cluster"
 
+    def nudge(self) -> None:
+        """There is something to do now."""
+        raise NotImplementedError
+
     def calls(self, errands: Sequence[Errand]) -> list[tuple[list[Errand], Eval]]:
         """One call, or one for each slot where keys lie at different servers."""
         groups = [list(errands)]
@@ -79,7 +83,6 @@ class ThreadSynchroniser(Synchroniser):
         self._start()
 
     def nudge(self) -> None:
-        """There is something to do now."""
         self.wake.set()
         if self._thread is None:
             with self._starting:
@@ -147,7 +150,6 @@ class LoopSynchroniser(Synchroniser):
         self._task: asyncio.Task[None] | None = None
 
     def nudge(self) -> None:
-        """There is something to do now."""
         self.wake.set()
         if self._task is None or self._task.done():
             self._task = self.loop.create_task(self._run(), name="headgate-hybrid")
