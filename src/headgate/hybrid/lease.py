@@ -231,7 +231,7 @@ class Lease:
             self._refuse_larger(reply, ask, law)
             if ask.want:
                 likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
-                self.low = 0 if ask.spare else times(int(likely + 2 * sqrt(likely)), law.cost)
+                self.low = 0 if ask.spare else times(ceil(likely + 2 * sqrt(likely)), law.cost)
             self.due = now + pause
             if ask.spare or now - self.asked_at >= IDLE:
                 self.due = self.asked_at + FORGOTTEN
