@@ -23,6 +23,7 @@ LAYERS = [
     ["stores.redis"],
     ["waiting", "guard"],
     ["limiter"],
+    ["hybrid"],
     ["testing", "service"],
     ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else

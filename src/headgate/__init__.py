@@ -7,6 +7,8 @@ if limiter.try_acquire("user:123"):
     ...
 """
 
+from typing import TYPE_CHECKING, Any
+
 from headgate.decision import Decision
 from headgate.errors import (
     HeadgateError,
@@ -21,13 +23,18 @@ from headgate.limiter import AsyncLimiter, Limiter
 from headgate.quota import Quota
 from headgate.stores.memory import COMPILED
 
+if TYPE_CHECKING:
+    from headgate.hybrid import AsyncHybridLimiter, HybridLimiter
+
 __version__ = "0.1.0"
 
 __all__ = [
     "COMPILED",
+    "AsyncHybridLimiter",
     "AsyncLimiter",
     "Decision",
     "HeadgateError",
+    "HybridLimiter",
     "InvalidKey",
     "InvalidPermits",
     "InvalidQuota",
@@ -37,3 +44,12 @@ __all__ = [
     "RateLimited",
     "StoreUnavailable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what needs more than the standard library."""
+    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+        import headgate.hybrid
+
+        return getattr(headgate.hybrid, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
