@@ -23,6 +23,8 @@ LAYERS = [
     ["stores.redis"],
     ["waiting", "guard"],
     ["limiter"],
+    ["coordination"],
+    ["clients"],
     ["testing", "service"],
     ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else

@@ -9,11 +9,16 @@ if limiter.try_acquire("user:123"):
 
 from headgate.decision import Decision
 from headgate.errors import (
+    CircuitOpen,
     HeadgateError,
     InvalidKey,
     InvalidPermits,
     InvalidQuota,
+    LockLost,
+    LockTimeout,
     PermitsExceedLimit,
+    PoolExhausted,
+    QueueFull,
     RateLimited,
     StoreUnavailable,
 )
@@ -26,13 +31,18 @@ __version__ = "0.1.0"
 __all__ = [
     "COMPILED",
     "AsyncLimiter",
+    "CircuitOpen",
     "Decision",
     "HeadgateError",
     "InvalidKey",
     "InvalidPermits",
     "InvalidQuota",
     "Limiter",
+    "LockLost",
+    "LockTimeout",
     "PermitsExceedLimit",
+    "PoolExhausted",
+    "QueueFull",
     "Quota",
     "RateLimited",
     "StoreUnavailable",

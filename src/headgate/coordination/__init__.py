@@ -1,0 +1,11 @@
+"""What API clients and crawlers need beside a limiter: lock, circuit breaker, pool and queue, shared by a fleet.
+
+from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+
+Each works on ``memory://`` within a process and on Redis between many; each has an Async twin with the same methods,
+awaited. See docs/coordination.md.
+"""
+
+from headgate.coordination.lock import AsyncLock, Lock
+
+__all__ = ["AsyncLock", "Lock"]
