@@ -285,6 +285,7 @@ def test_redis_is_down(name: str) -> None:
         lock.acquire()
     with pytest.raises(StoreUnavailable):
         lock.acquire(timeout=0.3)
+    lock.close()
 
 
 def test_redis_goes_away_and_comes_back(mortal_server: Server, name: str) -> None:
@@ -303,6 +304,7 @@ def test_redis_goes_away_and_comes_back(mortal_server: Server, name: str) -> Non
     assert got == [True]
     assert not holder.release()
     waiter.release()
+    waiter.close()
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -6,6 +6,7 @@ Each works on ``memory://`` within a process and on Redis between many; each has
 awaited. See docs/coordination.md.
 """
 
+from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
 from headgate.coordination.lock import AsyncLock, Lock
 
-__all__ = ["AsyncLock", "Lock"]
+__all__ = ["AsyncCircuitBreaker", "AsyncLock", "CircuitBreaker", "Lock"]

@@ -11,11 +11,11 @@ smaller one than it has seen. `lost` and `ensure_held` say when the lock is gone
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import threading
 import weakref
 from functools import partial
+from random import Random
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -27,6 +27,7 @@ from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
 
 FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
+DICE = Random()
 RETRY = 0.1  # seconds between tries while Redis does not answer
 
 # A String with the holder's id, as everybody expects a lock to be; the last fence; who released it last. The last one
@@ -181,7 +182,7 @@ class Plans:
         owner = secrets.token_hex(12)
         with turn:
             while True:
-                pause = self.site.place.poll
+                pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
                 problem = None
                 if turn.first:
                     sent = self.clock.now()
@@ -207,7 +208,7 @@ class Plans:
                 if left is not None and left <= 0:
                     return None
                 try:
-                    yield Pause(pause * random.uniform(0.9, 1.1) if left is None else min(pause, left))
+                    yield Pause(pause if left is None else min(pause, left))
                 except BaseException:
                     if problem:
                         self._abandon(owner)
@@ -337,6 +338,10 @@ class Lock:
         hold = self._plans.hold
         self._plans.site.run(lambda _: self._plans.ensure_held(hold))
 
+    def close(self) -> None:
+        """Let go of the connections, which all tools on this store share; the next call makes new ones."""
+        self._plans.site.place.close()
+
     def __enter__(self) -> Self:
         if not self.acquire(self._timeout):
             raise self._plans.timeout_error(self._timeout)
@@ -410,6 +415,10 @@ class AsyncLock:
         """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
         hold = self._plans.hold
         await self._plans.site.arun(lambda _: self._plans.ensure_held(hold))
+
+    async def aclose(self) -> None:
+        """Let go of this event loop's connections; it does so itself when it ends."""
+        await self._plans.site.place.aclose()
 
     async def __aenter__(self) -> Self:
         if not await self.acquire(self._timeout):

@@ -93,6 +93,13 @@ class Place(Protocol):
     async def aclose(self) -> None: ...
 
 
+_SYSTEM_TIMERS = Timers(SYSTEM_CLOCK)
+
+
+def _timers(clock: Clock) -> Timers:
+    return _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
+
+
 class Memory:
     """States in this process: shared by all threads and event loops, gone when it ends."""
 
@@ -100,7 +107,7 @@ class Memory:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.timers = Timers(clock)
+        self.timers = _timers(clock)
         self.restart()
         _ALL.add(self)
         self._states: dict[tuple[str, str], Any] = {}
@@ -153,6 +160,7 @@ class Redis:
         self._target = store._source if isinstance(store._source, Target) else None
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self.poll = POLL if self._target else POLL_UNHEARD
+        self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
         self.restart()
         _ALL.add(self)
 
@@ -244,13 +252,6 @@ def _plain(reply: Any) -> Reply:
 
 def _unavailable(name: str, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"{name!r}: Redis did not answer: {error}")
-
-
-_SYSTEM_TIMERS = Timers(SYSTEM_CLOCK)
-
-
-def _timers(clock: Clock) -> Timers:
-    return _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
 
 
 # One place for each store, so that all tools of a process share connections, the subscription and the line. Those by
