@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncLock, Lock
+from headgate.coordination import AsyncLock, AsyncPool, Lock, Pool
 from headgate.coordination.breaker import MACHINE as BREAKER
 from headgate.coordination.lock import MACHINE as LOCK
+from headgate.coordination.members import MACHINE as POOL
 from headgate.coordination.place import Machine, Step
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins
@@ -23,6 +24,7 @@ TTL = 30_000
 SECOND = 1_000_000
 RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
 BY_RATE = (2, 10 * SECOND, 2, 4 * SECOND, 500_000, 60 * SECOND, 3)
+POOL_RULES = (5 * SECOND, 1, 2, 10 * SECOND, 2, 2 * SECOND, 1, 3, 20 * SECOND)
 SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
     "lock": (
         LockTwins,
@@ -65,6 +67,30 @@ SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
             ("report", "m", -1, "failure", *BY_RATE),
             ("report", "n", -1, "success", *BY_RATE),
             ("report", "o", -1, "failure", *BY_RATE),
+        ],
+    ),
+    "pool": (
+        Twins,
+        POOL,
+        [
+            ("add", "", *POOL_RULES, "a", "b"),
+            ("acquire", "1", *POOL_RULES, 0),
+            ("acquire", "2", *POOL_RULES, 0),
+            ("acquire", "3", *POOL_RULES, 1),
+            ("renew", "1", *POOL_RULES),
+            ("settle", "1", *POOL_RULES, "failure", 0, 0, 1),
+            ("acquire", "4", *POOL_RULES, 0),
+            ("acquire", "3", *POOL_RULES, 1),
+            ("settle", "3", *POOL_RULES, "failure", 0, 0, 1),
+            ("status", "", *POOL_RULES),
+            (11.0,),
+            ("renew", "2", *POOL_RULES),
+            ("settle", "2", *POOL_RULES, "success", 0, 0, 1),
+            ("acquire", "5", *POOL_RULES, 0),
+            ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
+            ("retire", "", *POOL_RULES, "b"),
+            ("add", "", *POOL_RULES, "b"),
+            ("status", "", *POOL_RULES),
         ],
     ),
 }
@@ -155,3 +181,59 @@ async def test_lock_async(redis_server: Server, name: str) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         proxy.delay = 0
         assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=10)
+
+
+def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> None:
+    """Ready, leased and retired always make the whole, whatever reply is lost."""
+
+    def whole() -> int:
+        status = direct.status()
+        return status.ready + status.leased + status.retired
+
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = Pool(name, store=through(proxy)), Pool(name, store=redis_server.patient_url)
+        pool.status()
+        lose_one(proxy)
+        pool.add(*"abcde")
+        taken = []
+        for leases in range(1, 4):
+            lose_one(proxy)
+            taken.append(pool.acquire(timeout=0))
+            assert (whole(), direct.status().leased) == (5, leases)
+        lose_one(proxy)
+        assert taken[0].renew()
+        for leases in (2, 1, 0):
+            lose_one(proxy)
+            assert taken.pop().release(retire=leases == 0)
+            assert (whole(), direct.status().leased) == (5, leases)
+        assert direct.status().retired == 1
+        assert proxy.truncated == 8
+        pool.close()
+
+
+def test_pool_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = Pool(name, store=through(proxy, 0.4)), Pool(name, store=redis_server.patient_url)
+        pool.add("a")
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            pool.acquire(timeout=0)
+        proxy.swallow_replies = False
+        with direct.acquire(timeout=10) as leased:
+            assert leased.member == "a", "long before the lease is over"
+        pool.close()
+
+
+async def test_pool_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = AsyncPool(name, store=through(proxy)), AsyncPool(name, store=redis_server.patient_url)
+        await pool.add("a")
+        proxy.delay = 0.05
+        tasks = [asyncio.ensure_future(pool.acquire()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        proxy.delay = 0
+        async with direct.acquire(timeout=10) as leased:
+            assert leased.member == "a"

@@ -8,5 +8,17 @@ awaited. See docs/coordination.md.
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
 from headgate.coordination.lock import AsyncLock, Lock
+from headgate.coordination.pool import CRAWLER, AsyncLeased, AsyncPool, Leased, Pool, PoolStatus
 
-__all__ = ["AsyncCircuitBreaker", "AsyncLock", "CircuitBreaker", "Lock"]
+__all__ = [
+    "CRAWLER",
+    "AsyncCircuitBreaker",
+    "AsyncLeased",
+    "AsyncLock",
+    "AsyncPool",
+    "CircuitBreaker",
+    "Leased",
+    "Lock",
+    "Pool",
+    "PoolStatus",
+]
