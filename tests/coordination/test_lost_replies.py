@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, Lock, Pool
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue
 from headgate.coordination.breaker import MACHINE as BREAKER
 from headgate.coordination.lock import MACHINE as LOCK
 from headgate.coordination.members import MACHINE as POOL
 from headgate.coordination.place import Machine, Step
+from headgate.coordination.queue import MACHINE as QUEUE
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins
 from tests.coordination.twins import Twins
+from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
 from tests.servers import Server
 
@@ -91,6 +93,26 @@ SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
             ("retire", "", *POOL_RULES, "b"),
             ("add", "", *POOL_RULES, "b"),
             ("status", "", *POOL_RULES),
+        ],
+    ),
+    "queue": (
+        Twins,
+        QUEUE,
+        [
+            ("enqueue", "1", "a", 10 * SECOND, 3, 0),
+            ("enqueue", "2", "b", 10 * SECOND, 3, 2 * SECOND),
+            ("enqueue", "3", "c", 10 * SECOND, 3, 0),
+            ("enqueue", "4", "d", 10 * SECOND, 3, 0),
+            ("enqueue", "5", "a", 10 * SECOND, 3, 0),
+            ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
+            ("dequeue", "6", "", 10 * SECOND, 3, 0),
+            ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
+            ("dequeue", "7", "", 10 * SECOND, 3, 0),
+            ("cancel", "8", "c", 10 * SECOND, 3, 0),
+            ("size", "", "", 10 * SECOND, 3, 0),
+            ("dequeue", "9", "", 10 * SECOND, 3, 0),
+            ("dequeue", "10", "", 10 * SECOND, 3, 0),
+            ("look", "", "b", 10 * SECOND, 3, 0),
         ],
     ),
 }
@@ -181,6 +203,7 @@ async def test_lock_async(redis_server: Server, name: str) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         proxy.delay = 0
         assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=10)
+        await lock.aclose()
 
 
 def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> None:
@@ -237,3 +260,52 @@ async def test_pool_cancelled_in_mid_acquire(redis_server: Server, name: str) ->
         proxy.delay = 0
         async with direct.acquire(timeout=10) as leased:
             assert leased.member == "a"
+        await pool.aclose()
+
+
+def test_queue_entries_are_neither_lost_nor_doubled(redis_server: Server, name: str) -> None:
+    """Another takes the entry out before the lost call is sent again: it must not come a second time."""
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = WaitQueue(name, store=through(proxy)), WaitQueue(name, store=redis_server.patient_url)
+        assert len(queue) == 0
+        seen = []
+        for number in range(10):
+            lose_one(proxy)
+            queue.enqueue(f"r{number}")
+            if number % 2:
+                lose_one(proxy)
+                seen.append(queue.dequeue())
+                seen.append(direct.dequeue())
+        assert seen == [f"r{number}" for number in range(10)]
+        assert len(direct) == 0
+        queue.close()
+
+
+def test_queue_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = WaitQueue(name, store=through(proxy, 0.4)), WaitQueue(name, store=redis_server.patient_url)
+        for id in ("a", "b"):
+            direct.enqueue(id)
+        assert len(queue) == 2
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            queue.dequeue()
+        proxy.swallow_replies = False
+        wait_until(lambda: direct.position("a") == 0, "it is back at its place")
+        assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["a", "b", None]
+        queue.close()
+
+
+async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = AsyncWaitQueue(name, store=through(proxy)), AsyncWaitQueue(name, store=redis_server.patient_url)
+        await direct.enqueue("a")
+        assert await queue.size() == 1
+        proxy.delay = 0.05
+        task = asyncio.create_task(queue.dequeue())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        proxy.delay = 0
+        assert await direct.dequeue(timeout=10) == "a"
+        await queue.aclose()

@@ -465,7 +465,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize("door", [Pool, AsyncPool])
-@pytest.mark.parametrize(("arguments", "error", "word"), BAD, ids=repr)
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
+)
 def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         door(**arguments)

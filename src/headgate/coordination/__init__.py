@@ -9,6 +9,7 @@ awaited. See docs/coordination.md.
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
 from headgate.coordination.lock import AsyncLock, Lock
 from headgate.coordination.pool import CRAWLER, AsyncLeased, AsyncPool, Leased, Pool, PoolStatus
+from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
 
 __all__ = [
     "CRAWLER",
@@ -16,9 +17,11 @@ __all__ = [
     "AsyncLeased",
     "AsyncLock",
     "AsyncPool",
+    "AsyncWaitQueue",
     "CircuitBreaker",
     "Leased",
     "Lock",
     "Pool",
     "PoolStatus",
+    "WaitQueue",
 ]

@@ -129,8 +129,7 @@ class Memory:
             if self._steps % 1024 == 0:
                 for old in [key for key, state in self._states.items() if state.idle(now)]:
                     del self._states[old]
-        if step.op in WAKING:
-            self.line.wake(machine.keys(name)[0])
+        _wake(self.line, machine.keys(name)[0], step, reply)
         return reply
 
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
@@ -145,7 +144,19 @@ class Memory:
 
 
 # Operations that may let somebody else go on.
-WAKING = frozenset({"release", "settle", "add", "enqueue", "cancel", "dequeue"})
+WAKING = frozenset({"release", "settle", "add", "enqueue", "undo"})
+
+
+def _wake(line: Line, channel: str, step: Step, reply: Reply) -> None:
+    if step.op in WAKING:
+        line.wake(channel)
+    elif step.op in ("dequeue", "cancel"):
+        line.wake(about(channel, str(reply[0] if step.op == "dequeue" else step.arguments[1])))
+
+
+def about(channel: str, who: str) -> str:
+    """The line of those who wait to hear of *who*, and not of the channel as a whole."""
+    return f"{channel}\n{who}" if who else channel  # no name has a line feed
 
 
 class Redis:
@@ -177,8 +188,7 @@ class Redis:
             reply = _plain(self.store.threads().ask(script, call))
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        if step.op in WAKING:
-            self.line.wake(call.key)  # those in this process need not wait for the message
+        _wake(self.line, call.key, step, reply)  # those in this process need not wait for the message
         return reply
 
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
@@ -191,8 +201,7 @@ class Redis:
             reply = _plain(await self.store.loop().ask(script, call))
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        if step.op in WAKING:
-            self.line.wake(call.key)
+        _wake(self.line, call.key, step, reply)
         return reply
 
     def listen(self, channel: str) -> None:
@@ -201,7 +210,7 @@ class Redis:
                 if self._subscription is None:
                     from headgate.coordination.wake import Subscription
 
-                    self._subscription = Subscription(self._target, self.line.wake)
+                    self._subscription = Subscription(self._target, self._heard)
             self._subscription.listen(channel)
 
     def leave(self, channel: str) -> None:
@@ -209,10 +218,17 @@ class Redis:
             self._subscription.leave(channel)
 
     def close(self) -> None:
+        if self._subscription:
+            self._subscription.close()
         self.store.close()
 
     async def aclose(self) -> None:
+        if self._subscription:
+            await asyncio.to_thread(self._subscription.close)
         await self.store.aclose()
+
+    def _heard(self, channel: str, who: str) -> None:
+        self.line.wake(about(channel, who))
 
     def _call(self, machine: Machine, name: str, step: Step) -> Any:
         script = _script(machine)
@@ -313,9 +329,9 @@ if hasattr(os, "register_at_fork"):
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
-    def __init__(self, site: Site, wake: Callable[[], object]) -> None:
+    def __init__(self, site: Site, who: str, wake: Callable[[], object]) -> None:
         self._site = site
-        self._standing = Standing(site.channel, wake)
+        self._standing = Standing(about(site.channel, who), wake)
         self._listens = False
 
     def __enter__(self) -> Turn:
@@ -357,8 +373,8 @@ class Site:
         """One operation, for asyncio."""
         return await self.place.astep(self.machine, self.name, Step(op, arguments))
 
-    def run(self, plan: Callable[[Turn], Plan[R]]) -> R:
-        """Run a plan in this thread."""
+    def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
+        """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
         wake = threading.Event()
 
         def answer(request: Step | Pause) -> Reply | None:
@@ -368,9 +384,9 @@ class Site:
             self.clock.wait(wake, request.seconds)
             return None
 
-        return run(plan(Turn(self, wake.set)), answer)
+        return run(plan(Turn(self, who, wake.set)), answer)
 
-    async def arun(self, plan: Callable[[Turn], Plan[R]]) -> R:
+    async def arun(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this task."""
         wake = asyncio.Event()
 
@@ -381,7 +397,7 @@ class Site:
             await self.clock.wait_async(wake, request.seconds)
             return None
 
-        return await arun(plan(Turn(self, partial(_set, asyncio.get_running_loop(), wake))), answer)
+        return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)
 
     def insist(self, step: Step, until: int) -> None:
         """Run *step* in the background until it was answered, or until that time: nobody waits for it."""

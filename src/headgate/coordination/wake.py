@@ -7,6 +7,7 @@ lost, so everybody who waits also has a timer; nothing depends on a message but 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -31,7 +32,7 @@ PAUSE = 0.2  # seconds before the next try to connect
 class Subscription:
     """The channels that somebody in this process waits on. Thread-safe."""
 
-    def __init__(self, target: Target, wake: Callable[[str], object]) -> None:
+    def __init__(self, target: Target, wake: Callable[[str, str], object]) -> None:
         self._target = target
         self._wake = wake
         self._lock = threading.Lock()
@@ -58,6 +59,17 @@ class Subscription:
                 del self._waiting[channel]
                 self._left[channel] = monotonic()
 
+    def close(self) -> None:
+        """End now if nobody waits, instead of in a while."""
+        with self._lock:
+            thread = self._thread
+            if self._waiting or thread is None:
+                return
+            self._left.clear()
+            if self._connection is not None and self._connection._sock is not None:
+                self._connection._sock.shutdown(socket.SHUT_RDWR)  # the thread that reads wakes up, and ends
+        thread.join(PATIENCE)
+
     def _send(self, *command: str) -> None:
         """Called with the lock: bytes of two commands must not mix."""
         if self._connection is not None:
@@ -72,7 +84,7 @@ class Subscription:
                 self._hear()
                 return
             except (RedisError, OSError, ValueError) as error:
-                logger.info("no wake-ups from Redis for now, timers have to do: %s", error)
+                problem = error
             with self._lock:
                 if self._connection is not None:
                     self._connection.disconnect()
@@ -82,6 +94,7 @@ class Subscription:
                     self._left.clear()
                     self._thread = None
                     return
+            logger.info("no wake-ups from Redis for now, timers have to do: %s", problem)
             threading.Event().wait(PAUSE)
 
     def _hear(self) -> None:
@@ -96,8 +109,9 @@ class Subscription:
             if connection.can_read(timeout=SILENCE):
                 asked = False
                 message = connection.read_response()
-                if isinstance(message, list) and text(message[0]) in ("message", "subscribe"):
-                    self._wake(text(message[1]))
+                kind = text(message[0]) if isinstance(message, list) else ""
+                if kind in ("message", "subscribe"):
+                    self._wake(text(message[1]), text(message[2]) if kind == "message" else "")
             elif asked:
                 raise TimeoutError("the server is silent")
             else:

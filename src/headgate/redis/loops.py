@@ -108,7 +108,11 @@ class Batches:
     def _queue(self, passenger: Passenger) -> None:
         self._waiting.append(passenger)
         if not self._carriers or (len(self._waiting) >= MAX_BATCH and len(self._carriers) < self._most):
-            self._carriers.add(self.loop.create_task(self._carry()))
+            carrier = self.loop.create_task(self._carry())
+            self._carriers.add(carrier)
+            carrier.add_done_callback(
+                self._carriers.discard
+            )  # one that is cancelled before it begins ends nowhere else
 
     async def _carry(self) -> None:
         try:
