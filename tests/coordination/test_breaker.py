@@ -14,9 +14,8 @@ import pytest
 
 from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey
-from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.faults.clusters import Cluster, wait_until
+from tests.faults.clusters import wait_until
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -354,16 +353,6 @@ def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert breaker.state == "CLOSED"
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_cluster(cluster: Cluster, name: str) -> None:
-    store = RedisStore(cluster.url, timeout=5)
-    for number in range(4):
-        breaker = CircuitBreaker(f"{name}{number}", store=store)
-        fail(breaker, 3)
-        assert breaker.state == "OPEN"
-    store.close()
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

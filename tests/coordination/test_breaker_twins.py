@@ -28,7 +28,7 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=100)
     @given(st.sampled_from([IN_A_ROW, BY_RATE]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
     def check(rules: tuple[int, ...], trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = Twins(MACHINE, redis_server)

@@ -19,7 +19,7 @@ from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, St
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.faults.clusters import Cluster, Sentinels, wait_until
+from tests.faults.clusters import wait_until
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -260,23 +260,17 @@ async def test_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None
 async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
     holder = AsyncLock(name, store=redis_server.patient_url)
     assert await holder.acquire()
-    served = 0
-
-    async def work() -> None:
-        nonlocal served
-        if await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=5):
-            served += 1
-
+    lock = AsyncLock(name, store=redis_server.patient_url)
     before = len(redis_server.client().client_list())
-    tasks = [asyncio.create_task(work()) for _ in range(10_000)]
-    await asyncio.sleep(0.5)
+    tasks = [asyncio.create_task(lock.acquire()) for _ in range(10_000)]
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
     assert len(redis_server.client().client_list()) - before <= 6
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks[1:], return_exceptions=True)
     await holder.release()
-    await tasks[0]
-    assert served == 1
+    assert await tasks[0]
+    await lock.release()
 
 
 def test_redis_is_down(name: str) -> None:
@@ -397,34 +391,3 @@ lock.ensure_held()
 def test_a_fork(redis_server: Server, name: str) -> None:
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_cluster(cluster: Cluster, name: str) -> None:
-    url = cluster.url + "?timeout=5"
-    for number in range(6):
-        one, other = Lock(f"{name}{number}", store=url), Lock(f"{name}{number}", store=url)
-        assert one.acquire(timeout=LONG)
-        assert not other.acquire(timeout=0.05)
-        one.ensure_held()
-        assert one.release()
-        assert other.acquire(timeout=LONG)
-        other.release()
-
-
-@pytest.mark.xdist_group("faults")
-def test_sentinel_failover(sentinels: Sentinels, name: str) -> None:
-    """A planned one: the lock stays whose it is, and whoever waits gets it in the end."""
-    url = sentinels.url + "?timeout=1"
-    holder, waiter = Lock(name, store=url, ttl=20), Lock(name, store=url)
-    assert holder.acquire(timeout=LONG)
-    wait_until(sentinels.primary.is_followed, "the replica knows of the lock")
-    sentinels.fail_over()
-    sentinels.wait_for_failover()
-    assert not waiter.acquire(timeout=0.5)
-    holder.ensure_held()
-    thread = threading.Thread(target=waiter.acquire, args=(LONG,))
-    thread.start()
-    assert holder.release()
-    thread.join()
-    assert waiter.held

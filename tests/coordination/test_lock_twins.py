@@ -39,7 +39,7 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    @settings(max_examples=80)
+    @settings(max_examples=60)
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
     def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = LockTwins(MACHINE, redis_server)

@@ -20,7 +20,7 @@ from headgate.coordination import CRAWLER, AsyncPool, Pool
 from headgate.errors import HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.faults.clusters import Cluster, wait_until
+from tests.faults.clusters import wait_until
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -361,7 +361,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
     held = await pool.acquire()
     before = len(redis_server.client().client_list())
     tasks = [asyncio.ensure_future(pool.acquire()) for _ in range(10_000)]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
     assert len(redis_server.client().client_list()) - before <= 6
     await held.release()
     leased = await asyncio.wait_for(tasks[0], LONG)
@@ -428,16 +428,6 @@ def test_in_redis(redis_server: Server) -> None:
     with pool.acquire():
         assert redis_server.client().zrange("pool:{user-agents}", 0, -1) == ["ua-2"]
     assert all(key.startswith("pool:{user-agents}") for key in redis_server.names())
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_cluster(cluster: Cluster, name: str) -> None:
-    store = RedisStore(cluster.url, timeout=5)
-    for number in range(4):
-        pool = Pool(f"{name}{number}", store=store, quota="10/minute", failures=3)
-        pool.add("a", "b")
-        assert [use(pool) for _ in range(3)] == ["a", "b", "a"]
-    store.close()
 
 
 NAMES = ["a b", "토큰", "{}", "a:b", "%", "0", "-1", "*", "'; return 1 --", "a\\b"]

@@ -40,7 +40,7 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    @settings(max_examples=200)
+    @settings(max_examples=100)
     @given(
         st.sampled_from([PLAIN, SLOTS, LIMITED, BROKEN]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=50)
     )

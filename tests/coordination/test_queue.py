@@ -15,9 +15,8 @@ import pytest
 
 from headgate.coordination import AsyncWaitQueue, WaitQueue
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
-from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.faults.clusters import Cluster, wait_until
+from tests.faults.clusters import wait_until
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -200,17 +199,6 @@ def test_in_redis(redis_server: Server) -> None:
     assert all(0 < client.pttl(key) <= 180_000 for key in redis_server.names()), "nothing stays for ever"
     queue.dequeue()
     assert all(0 < client.pttl(key) <= 180_000 for key in redis_server.names())
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_cluster(cluster: Cluster, name: str) -> None:
-    store = RedisStore(cluster.url, timeout=5)
-    for number in range(4):
-        queue = WaitQueue(f"{name}{number}", store=store)
-        queue.enqueue("a")
-        queue.enqueue("b")
-        assert [len(queue), queue.dequeue(), queue.dequeue(), queue.dequeue()] == [2, "a", "b", None]
-    store.close()
 
 
 HOSTILE = ["a b", "토큰", "{}", "1:2:3:4", ":", "-", "%", "0", "*", "'; return 1 --", "a\\b"]

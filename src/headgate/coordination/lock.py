@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
-from headgate.coordination.place import Machine, Memory, Pause, Plan, Site, Step, Turn
+from headgate.coordination.place import Machine, Memory, Plan, Site, Step, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
@@ -182,9 +182,10 @@ class Plans:
         owner = secrets.token_hex(12)
         with turn:
             while True:
-                pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
+                pause: float | None = None  # until it is first
                 problem = None
                 if turn.first:
+                    pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
                     sent = self.clock.now()
                     try:
                         granted, fence, wait = yield Step("acquire", (owner, self.ttl_ms, self._unsure))
@@ -208,7 +209,7 @@ class Plans:
                 if left is not None and left <= 0:
                     return None
                 try:
-                    yield Pause(pause if left is None else min(pause, left))
+                    yield shorter(pause, left)
                 except BaseException:
                     if problem:
                         self._abandon(owner)

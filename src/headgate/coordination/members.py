@@ -139,6 +139,9 @@ if op == 'acquire' then
     redis.call('ZREM', waiting, id)
     redis.call('ZREM', alive, id)
     save(member, record)
+    if redis.call('ZCARD', waiting) > 0 and redis.call('ZCOUNT', ready, '-inf', whole(math.max(now, last))) > 0 then
+      redis.pcall('PUBLISH', ready, '')  -- one more may be had, and somebody else is the first now
+    end
     return {{1, member, 0}}
   end
   if waits then
@@ -150,11 +153,10 @@ if op == 'acquire' then
     redis.call('PEXPIRE', alive, 3600000)
   end
   local wait = NEVER
-  local next_ready = redis.call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2]
+  local next_ready = redis.call('ZRANGE', ready, ahead, ahead, 'WITHSCORES')[2]  -- those before are somebody else's
   if next_ready then wait = next_ready - now end
   local next_lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   if next_lease then wait = math.min(wait, next_lease - now) end
-  if wait <= 0 then wait = patience end  -- it is somebody else's
   return {{0, '', wait == NEVER and -1 or wait}}
 end
 
@@ -277,9 +279,8 @@ class PoolState:
             if id not in self.waiting:
                 self.waiting[id] = self._tick(now)
             self.alive[id] = now + rules.patience
-        waits_for = [at - now for at in (*self.ready.values(), *self.leases.values())]
-        wait = min(waits_for, default=-1)
-        return [0, "", rules.patience if waits_for and wait <= 0 else wait]
+        waits_for = sorted(self.ready.values())[ahead : ahead + 1] + list(self.leases.values())
+        return [0, "", min([at - now for at in waits_for], default=-1)]
 
     def settle(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)

@@ -326,6 +326,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def shorter(pause: float | None, left: float | None) -> Pause:
+    """A pause for the shorter of two times; None is for ever."""
+    times = [seconds for seconds in (pause, left) if seconds is not None]
+    return Pause(min(times, default=None))
+
+
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
@@ -382,6 +388,7 @@ class Site:
                 wake.clear()  # what happens from here on is news
                 return self.place.step(self.machine, self.name, request)
             self.clock.wait(wake, request.seconds)
+            wake.clear()  # a timer sets it, too; whoever was woken looks around next, so nothing is missed
             return None
 
         return run(plan(Turn(self, who, wake.set)), answer)
@@ -395,6 +402,7 @@ class Site:
                 wake.clear()
                 return await self.place.astep(self.machine, self.name, request)
             await self.clock.wait_async(wake, request.seconds)
+            wake.clear()
             return None
 
         return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)

@@ -26,7 +26,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, duration, seconds
 from headgate.coordination.feedback import Feedback, of_response
 from headgate.coordination.members import MACHINE
-from headgate.coordination.place import Pause, Plan, Site, Step, Turn
+from headgate.coordination.place import Plan, Site, Step, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
@@ -137,10 +137,10 @@ class Plans:
         with turn:
             try:
                 while True:
-                    pause: float | None = self.site.place.poll
+                    pause: float | None = None  # until it is first
                     problem = None
                     if turn.first:
-                        asked = True
+                        asked, pause = True, self.site.place.poll
                         try:
                             granted, member, wait = yield self._step("acquire", id, waits)
                         except StoreUnavailable as error:
@@ -156,7 +156,7 @@ class Plans:
                         raise problem
                     if left is not None and left <= 0:
                         raise (yield from self._exhausted())
-                    yield Pause(pause if left is None or pause is None else min(pause, left))
+                    yield shorter(pause, left)
             except BaseException:
                 if asked and (waits or problem):  # it stands in the queue, or may have got what nobody heard of
                     self._later(self._step("settle", id, "", 0, 0, 0))

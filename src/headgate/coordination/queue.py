@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.place import Machine, Pause, Plan, Site, Step, Turn
+from headgate.coordination.place import Machine, Plan, Site, Step, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores import Store
@@ -270,8 +270,10 @@ class Plans:
         until = deadline(self.clock, timeout)
         with turn:
             while True:
-                pause, problem = self.site.place.poll, None
+                pause: float | None = None  # until it is first
+                problem = None
                 if turn.first:
+                    pause = self.site.place.poll
                     step = self._step("dequeue")
                     try:
                         [id] = yield step
@@ -290,7 +292,7 @@ class Plans:
                     raise problem
                 if left is not None and left <= 0:
                     return None
-                yield Pause(pause if left is None else min(pause, left))
+                yield shorter(pause, left)
 
     def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)
@@ -310,7 +312,7 @@ class Plans:
                     left = (until - self.clock.now()) / MICROSECONDS
                     if state != "waiting" or left <= 0:
                         return served
-                    yield Pause(min(pause, left))
+                    yield shorter(pause, left)
             finally:
                 if not served:
                     self.site.insist(self._step("cancel", id), self.clock.now() + KEPT)

@@ -8,15 +8,17 @@ the server sends is an answer, and cost no wait.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterator
+from random import Random
 from time import monotonic
 
 from headgate.redis.address import Address
 from headgate.redis.topology import Unreached
 
 logger = logging.getLogger("headgate")
+
+DICE = Random()  # its own: a program that seeds the common one, or watches it as some tests do, is left alone
 
 FAILURES = 3
 FIRST_PROBE = 0.05  # seconds; then doubled up to the next
@@ -87,5 +89,5 @@ def pauses() -> Iterator[float]:
     """Seconds to wait before each probe: soon, then less often, never in step with other processes."""
     pause = FIRST_PROBE
     while True:
-        yield pause * random.uniform(0.8, 1.2)
+        yield pause * DICE.uniform(0.8, 1.2)
         pause = min(2 * pause, SLOWEST_PROBE)
