@@ -26,7 +26,7 @@ TTL = 30_000
 SECOND = 1_000_000
 RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
 BY_RATE = (2, 10 * SECOND, 2, 4 * SECOND, 500_000, 60 * SECOND, 3)
-POOL_RULES = (5 * SECOND, 1, 2, 10 * SECOND, 2, 2 * SECOND, 1, 3, 20 * SECOND)
+POOL_RULES = (5 * SECOND, 2 * SECOND, "1,2,10000000,2,3,20000000")
 SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
     "lock": (
         LockTwins,

@@ -220,6 +220,17 @@ def test_quota_is_exact(url: str, name: str, clock: ManualClock) -> None:
             assert times[i + 5][0] - times[i][1] > 10_000_000, "six in a window, as somebody may see it"
 
 
+def test_who_only_looks_need_not_know_the_rules(url: str, name: str, clock: ManualClock) -> None:
+    """Not even when it settles what others left behind."""
+    pool, looks = Pool(name, store=url, quota="1/minute", lease=5, clock=clock), Pool(name, store=url, clock=clock)
+    pool.add("a")
+    pool.acquire(timeout=0)
+    clock.advance(5)
+    assert looks.status().limited == 1
+    with pytest.raises(PoolExhausted):
+        looks.acquire(timeout=0)
+
+
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
     pool = Pool(name, store=url, quota=["2/second", "3/minute"], clock=clock)
     pool.add("a")

@@ -32,17 +32,21 @@ CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 # A record: used (leases), failed and succeeded in a row, breaker, its number of changes, cool and open until, retired,
 # log (when its uses were settled, oldest first).
 #
-# ARGV from 3: id; lease, slots, failures (0: no breaker), open_for, successes, patience (of those who wait), number of
-# quotas, limit and window of each; then what the operation takes.
+# ARGV from 3: id; lease, patience (of those who wait), rules; then what the operation takes. The rules are numbers with
+# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota. Those of whoever added
+# members last count for all: somebody who only looks need not know them.
 LUA = f"""
-local ready, members, leases, holders, done, waiting, alive, order =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local id, lease, slots, failures = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local open_for, successes, patience, many = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local quotas, most, rest = {{}}, 0, 11 + 2 * many
-for i = 1, many do
-  quotas[i] = {{tonumber(ARGV[9 + 2 * i]), tonumber(ARGV[10 + 2 * i])}}
-  most = math.max(most, quotas[i][1])
+local ready, members, leases, holders, done, waiting, alive, order, rules =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
+if op == 'add' then redis.call('SET', rules, ARGV[6]) end
+local numbers = {{}}
+for number in string.gmatch(redis.call('GET', rules) or ARGV[6], '%d+') do table.insert(numbers, tonumber(number)) end
+local slots, failures, open_for, successes = unpack(numbers)
+local quotas, most = {{}}, 0
+for i = 5, #numbers, 2 do
+  table.insert(quotas, {{numbers[i], numbers[i + 1]}})
+  most = math.max(most, numbers[i])
 end
 local NEVER = 9007199254740992
 local last = tonumber(redis.call('GET', order) or 0)
@@ -100,7 +104,7 @@ local function settle(lease_id, holder, outcome, cooldown, retire, used)
   redis.call('ZREM', leases, lease_id)
   local record = load(member)
   record.used = record.used - 1
-  if used == 1 and many > 0 then table.insert(record.log, now) end
+  if used == 1 and most > 0 then table.insert(record.log, now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
   if failures > 0 and tonumber(number) == record.number then  -- else it began before the breaker changed
@@ -232,13 +236,13 @@ class Record:
 
 
 class Rules:
-    """What every call says of the pool, read from its arguments; the rest is the operation's own."""
+    """The rules of a pool, and what a call takes besides."""
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        self.lease, self.slots, self.failures, self.open_for, self.successes, self.patience, many, *rest = arguments
-        self.quotas = [(rest[2 * i], rest[2 * i + 1]) for i in range(many)]
+    def __init__(self, rules: str, lease: int, patience: int, rest: tuple[Any, ...]) -> None:
+        self.slots, self.failures, self.open_for, self.successes, *quotas = (int(each) for each in rules.split(","))
+        self.quotas = list(zip(quotas[::2], quotas[1::2], strict=True))
         self.most = max([limit for limit, _ in self.quotas], default=0)
-        self.rest = rest[2 * many :]
+        self.lease, self.patience, self.rest = lease, patience, rest
 
 
 class PoolState:
@@ -253,6 +257,7 @@ class PoolState:
         self.waiting: dict[str, int] = {}
         self.alive: dict[str, int] = {}
         self.last = 0
+        self.rules = ""
 
     def acquire(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
@@ -304,6 +309,7 @@ class PoolState:
         return [1]
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
+        self.rules = arguments[2]
         rules = self._begin(now, arguments)
         for member in rules.rest:
             record = self.members.get(member)
@@ -335,7 +341,8 @@ class PoolState:
         return not self.members and not self.waiting
 
     def _begin(self, now: int, arguments: tuple[Any, ...]) -> Rules:
-        rules = Rules(arguments)
+        lease, patience, given, *rest = arguments
+        rules = Rules(self.rules or given, lease, patience, tuple(rest))
         for old in _due(self.leases, now):
             self._settle(old, "", 0, 0, 1, now, rules)
         for dead in _due(self.alive, now):
@@ -413,5 +420,5 @@ def _due(times: dict[str, int], now: int) -> list[str]:
 
 
 MACHINE = Machine(
-    "pool", ("", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order"), LUA, PoolState
+    "pool", ("", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order", ":rules"), LUA, PoolState
 )

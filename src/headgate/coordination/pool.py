@@ -116,16 +116,15 @@ class Plans:
     ) -> None:
         self.lease = seconds("lease", lease)
         quotas = _quotas(quota)
-        self.rules: tuple[int, ...] = (
-            round(self.lease * MICROSECONDS),
+        rules = [
             count("slots", slots),
             0 if failures is None else count("failures", failures),
             round(seconds("open_for", open_for) * MICROSECONDS),
             count("successes", successes),
-            round(PATIENCE * MICROSECONDS),
-            len(quotas),
             *(number for quota in quotas for number in (quota.limit, quota.period_us)),
-        )
+        ]
+        self.lease_us = round(self.lease * MICROSECONDS)
+        self.rules = (self.lease_us, round(PATIENCE * MICROSECONDS), ",".join(map(str, rules)))
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
 
@@ -228,7 +227,7 @@ class Plans:
         return Step(op, (id, *self.rules, *arguments))
 
     def _later(self, step: Step) -> None:
-        self.site.insist(step, self.clock.now() + self.rules[0])
+        self.site.insist(step, self.clock.now() + self.lease_us)
 
 
 def _quotas(quota: Quotas) -> list[Quota]:
@@ -305,7 +304,8 @@ class Pool:
     open_for   seconds that the breaker keeps it out
     successes  that close it again
 
-    All who use a pool must give it the same arguments. `CRAWLER` has those for careful crawlers.
+    The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it.
+    `CRAWLER` has those for careful crawlers.
     """
 
     def __init__(
