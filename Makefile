@@ -38,7 +38,7 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
-.PHONY: help serve test test-pure test-compiled lint format types bench docs-plots clean
+.PHONY: help serve test test-pure test-compiled soak lint format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -71,6 +71,10 @@ test-pure: $(TOOLS) ## the suite against plain Python only
 
 test-compiled: $(COMPILED) ## the suite against the compiled build only
 	@$(call pytest,compiled,1,$(CURDIR)/build/compiled)
+
+soak: $(TOOLS) ## what takes minutes: locks under torture, crawlers that must not be banned, many more traces
+	@$(BIN)/python -m tests.coordination.soak
+	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 lint: $(TOOLS) ## ruff: rules and format
 	@echo "== lint"

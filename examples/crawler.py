@@ -25,6 +25,7 @@ from headgate.errors import HeadgateError
 REDIS = os.environ.get("HEADGATE_EXAMPLE_REDIS", "redis://localhost:6379/0")
 TOKENS = ("token-1", "token-2", "token-3")
 LIMIT, WINDOW, ROUNDS = 30, 3.0, 3
+LEAST = float(os.environ.get("HEADGATE_EXAMPLE_LEAST", "0.5"))  # share of what the site allows
 NAME = f"crawler-{os.getpid()}"
 RULES: Any = {"quota": f"{LIMIT}/{WINDOW:g} seconds", "failures": 5, "open_for": 1.0, "slots": 5, "lease": 2.0}
 
@@ -115,7 +116,7 @@ async def main() -> None:
     print(f"{made} of {allowed} requests that the site allows in {WINDOW * ROUNDS:g} s: {made / allowed:.0%}")
     print(f"banned: {len(site.banned)}; {status.ready} of {len(TOKENS)} tokens may be used again at once")
     assert not site.banned, "never"
-    assert made > allowed / 2, "the machine was very busy, or something is wrong"
+    assert made >= LEAST * allowed, "the machine was very busy, or something is wrong"
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def main() -> None:
     server.stop()
     print(f"seed {options.seed}: {outcome}")
     assert outcome.unexplained == outcome.shared == 0 and outcome.fences_grow
-    assert outcome.longest_gap < 2 * TTL, "somebody has the lock again within a TTL, and what a busy machine adds"
+    assert outcome.longest_gap < 3 * TTL, "a TTL after one died, another if the next was stopped before it could say so"
 
 
 if __name__ == "__main__":
