@@ -72,10 +72,12 @@ test-pure: $(TOOLS) ## the suite against plain Python only
 test-compiled: $(COMPILED) ## the suite against the compiled build only
 	@$(call pytest,compiled,1,$(CURDIR)/build/compiled)
 
-soak: $(COMPILED) ## the long runs: half a minute of processes killed and frozen, thousands of runs of the state machines
+soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks under torture, crawlers, thousands of traces
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_machine.py tests/hybrid/test_processes.py
+	@$(BIN)/python -m tests.coordination.soak
+	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
 	@$(BIN)/python -m tests.hybrid.mutants

@@ -175,6 +175,15 @@ def hybrid_bars(rows: Sequence[Row], found: dict[str, Any], build: str) -> list[
     return bars
 
 
+def lock_bars(found: dict[str, dict[str, dict[str, float]]]) -> list[Bar]:
+    bars = []
+    for what, by in found.items():
+        ours, peer = by[OURS]["p99_ms"], by["redis-py"]["p99_ms"]
+        measured = f"{ours:.2f} (redis-py {peer:.2f})"
+        bars.append(Bar(f"lock, {what}: p99 of an acquisition, ms", "< 50", measured, ours < 50))
+    return bars
+
+
 def size_bars(live: Sequence[dict[str, Any]], floods: Sequence[dict[str, Any]]) -> list[Bar]:
     bars = []
     for figures in live:

@@ -24,6 +24,8 @@ LAYERS = [
     ["waiting", "guard"],
     ["limiter"],
     ["hybrid"],
+    ["coordination"],
+    ["clients"],
     ["testing", "service"],
     ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else

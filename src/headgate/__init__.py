@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.decision import Decision
 from headgate.errors import (
+    CircuitOpen,
     HeadgateError,
     InvalidKey,
     InvalidPermits,
     InvalidQuota,
+    LockLost,
+    LockTimeout,
     PermitsExceedLimit,
+    PoolExhausted,
+    QueueFull,
     RateLimited,
     StoreUnavailable,
 )
@@ -32,6 +37,7 @@ __all__ = [
     "COMPILED",
     "AsyncHybridLimiter",
     "AsyncLimiter",
+    "CircuitOpen",
     "Decision",
     "HeadgateError",
     "HybridLimiter",
@@ -39,7 +45,11 @@ __all__ = [
     "InvalidPermits",
     "InvalidQuota",
     "Limiter",
+    "LockLost",
+    "LockTimeout",
     "PermitsExceedLimit",
+    "PoolExhausted",
+    "QueueFull",
     "Quota",
     "RateLimited",
     "StoreUnavailable",
