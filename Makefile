@@ -38,7 +38,7 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
-.PHONY: help serve test test-pure test-compiled lint format types bench docs-plots clean
+.PHONY: help serve test test-pure test-compiled soak mutants lint format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -71,6 +71,16 @@ test-pure: $(TOOLS) ## the suite against plain Python only
 
 test-compiled: $(COMPILED) ## the suite against the compiled build only
 	@$(call pytest,compiled,1,$(CURDIR)/build/compiled)
+
+soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks under torture, crawlers, thousands of traces
+	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
+		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
+		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_machine.py tests/hybrid/test_processes.py
+	@$(BIN)/python -m tests.coordination.soak
+	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
+
+mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
+	@$(BIN)/python -m tests.hybrid.mutants
 
 lint: $(TOOLS) ## ruff: rules and format
 	@echo "== lint"

@@ -22,6 +22,9 @@ HOT_PATH = [
     "src/headgate/decision.py",
     *sorted(glob("src/headgate/algorithms/[!_]*.py")),
     "src/headgate/stores/memory.py",
+    "src/headgate/hybrid/lease.py",
+    "src/headgate/hybrid/outage.py",
+    "src/headgate/hybrid/table.py",
 ]
 LIBRARY = "headgate.hot_path"  # all of them in one library, headgate/hot_path__mypyc.*; a shim stands beside each .py
 COMMANDS = {"bdist_wheel", "build", "build_ext", "install"}  # others, such as egg_info or sdist, need no C

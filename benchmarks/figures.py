@@ -11,6 +11,7 @@ from benchmarks.team import Row
 from benchmarks.workload import ALGORITHMS, Sample
 
 OURS = "headgate"
+HYBRID = "headgate hybrid"
 FLOORS = ("(one clock read)", "(empty script)")
 ONE_TASK = "redis-py, one task"
 BYTES_PER_KEY = 300
@@ -146,6 +147,40 @@ def async_bars(rows: Sequence[Row]) -> list[Bar]:
     for ours in pick(rows, OURS, "token_bucket"):
         for peer in [*fastest(rows, "limits"), *fastest(rows, ONE_TASK)]:
             bars.append(at_least(f"async redis, token_bucket: times as fast as {peer.title}", 5.0, ratio(ours, peer)))
+    return bars
+
+
+def hybrid_bars(rows: Sequence[Row], found: dict[str, Any], build: str) -> list[Bar]:
+    bars = []
+    for ours in pick(rows, HYBRID, "admitted"):
+        for peer in pick(rows, "limits", "admitted"):
+            need = 10.0 if build == "compiled" else 2.0
+            bars.append(at_least(f"hybrid, {build}: times as fast as limits in memory", need, ratio(ours, peer)))
+        for memory in pick(rows, OURS, "admitted"):
+            cost = ratio(memory, ours)
+            measured = f"{cost.value:.2f} ({cost.low:.2f} to {cost.high:.2f})"
+            what = f"hybrid, {build}: cost of a call, in those of our memory limiter"
+            bars.append(Bar(what, "<= 2.5", measured, cost.value <= 2.5))
+    if "error" in found:
+        return [*bars, Bar("hybrid: figures of single calls", "to run", found["error"], False)]
+    most = {
+        "p99_us": ("p99 of a call, us, while the synchroniser works", 5.0),
+        "p99_away_us": ("p99 of a call, us, while Redis is away", 5.0),
+        "trips_per_second": ("round trips a second for one hot key", 10.0),
+        "trips_per_second_many": ("round trips a second for 2,000 warm keys", 100.0),
+        "bytes_per_key": ("bytes a warm key", 600.0),
+    }
+    for name, (what, limit) in most.items():
+        bars.append(Bar(f"hybrid, {build}: {what}", f"<= {limit:g}", f"{found[name]:.2f}", found[name] <= limit))
+    return bars
+
+
+def lock_bars(found: dict[str, dict[str, dict[str, float]]]) -> list[Bar]:
+    bars = []
+    for what, by in found.items():
+        ours, peer = by[OURS]["p99_ms"], by["redis-py"]["p99_ms"]
+        measured = f"{ours:.2f} (redis-py {peer:.2f})"
+        bars.append(Bar(f"lock, {what}: p99 of an acquisition, ms", "< 50", measured, ours < 50))
     return bars
 
 

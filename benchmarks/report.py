@@ -84,6 +84,15 @@ class Report:
                 table.add_row(row.algorithm, row.library, text)
         self.console.print(table)
 
+    def locks(self, title: str, found: dict[str, dict[str, dict[str, float]]]) -> None:
+        table = self._table(title, ["lock", "library"], ["p50", "p99", "most", "times"])
+        for what, by in found.items():
+            for library, row in by.items():
+                cells = [f"{row[name]:.2f}" for name in ("p50_ms", "p99_ms", "most_ms")]
+                style = "bold" if library == OURS else None
+                table.add_row(what, library, *cells, f"{row['times']:,.0f}", style=style)
+        self.console.print(table)
+
     def sizes(self, live: Sequence[dict[str, Any]]) -> None:
         names = ("algorithm", "library", "worker")
         table = self._table(

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,11 +24,11 @@ from benchmarks.progress import Progress
 from benchmarks.report import Report
 from benchmarks.size import CONTENDERS as SIZED
 from benchmarks.size import SPENT, SPENT_FLOOD
-from benchmarks.team import Row, Worker, interleave, speed_order
+from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "size", "service")
+PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -172,6 +173,39 @@ def asynchronous(plan: Plan, url: str, results: Results, progress: Progress, rep
     report.ratios("Async memory: headgate is this many times as fast as", rows)
 
 
+def hybrid(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """Each build beside our memory limiter and the reference peer, in one process; then figures of single calls."""
+    name, path = plan.main_build
+    libraries = [figures.HYBRID, OURS, *(["limits"] if "limits" in plan.peers else [])]
+    with Worker(name, speed_order("hybrid", libraries, plan.scale, url), path) as worker:
+        rows = interleave("hybrid", [worker], plan.rounds, progress, attrgetter("algorithm"))
+        keep(results, "hybrid", rows, [worker])
+    report.times(f"Hybrid, one warm key, one thread, Redis behind it ({name})", rows)
+    found: dict[str, Any] = {}
+    progress.begin("hybrid", 2)
+    for what in ("figures", "weight"):
+        progress.step(what)
+        with Worker(name, {"part": "hybrid figures", "libraries": [figures.HYBRID], "url": url}, path) as child:
+            message = child.run(figures.HYBRID, what)
+        found |= message.get("result", message)
+    progress.end()
+    results.parts["hybrid figures"] = found
+    results.bars += figures.hybrid_bars(rows, found, name)
+
+
+def lock(plan: Plan, url: str, results: Results, report: Report) -> None:
+    """In a process of its own, which imports the build and starts another to hand locks over."""
+    _, path = plan.main_build
+    environment = dict(os.environ)
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environment.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "benchmarks.lock", "measure", url, str(plan.rounds)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    results.parts["lock"] = found = json.loads(done.stdout)
+    report.locks(f"Lock ({results.server}), milliseconds to acquire", found)
+    results.bars += figures.lock_bars(found)
+
+
 def size(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
     """One fresh process for each figure: memory that was freed before would hide what is taken now."""
     live = []
@@ -249,7 +283,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "service"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -258,6 +292,10 @@ def run(plan: Plan) -> Results:
                 redis(plan, server.url, results, progress, report)
             if "async" in plan.parts:
                 asynchronous(plan, server.url, results, progress, report)
+            if "hybrid" in plan.parts:
+                hybrid(plan, server.url, results, progress, report)
+            if "lock" in plan.parts:
+                lock(plan, server.url, results, report)
             if "service" in plan.parts:
                 service(plan, server.url, results, progress, report)
     if "size" in plan.parts:

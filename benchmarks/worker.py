@@ -29,6 +29,7 @@ def speed_rounds(part: str, library: str, scale: Scale, url: str) -> dict[str, C
         "memory": ("benchmarks.memory", "rounds"),
         "redis": ("benchmarks.sync_redis", "rounds"),
         "async": ("benchmarks.async_redis", "rounds"),
+        "hybrid": ("benchmarks.hybrid", "rounds"),
         "async memory": ("benchmarks.async_redis", "memory_rounds"),
     }[part]
     rounds: dict[str, Callable[[], Sample]] = getattr(importlib.import_module(module), function)(library, scale, url)
@@ -70,6 +71,9 @@ def serve(order: dict[str, Any], requests: TextIO, replies: TextIO) -> None:
     for library in order["libraries"]:
         if order["part"] == "size":
             found = size_rounds(library, order["keys"], tell)
+        elif order["part"] == "hybrid figures":
+            hybrid = importlib.import_module("benchmarks.hybrid")
+            found = {name: partial(getattr(hybrid, name), order["url"]) for name in ("figures", "weight")}
         else:
             speed = speed_rounds(order["part"], library, Scale(**order["scale"]), order["url"])
             found = {algorithm: partial(sampled, round_) for algorithm, round_ in speed.items()}

@@ -23,6 +23,9 @@ LAYERS = [
     ["stores.redis"],
     ["waiting", "guard"],
     ["limiter"],
+    ["hybrid"],
+    ["coordination"],
+    ["clients"],
     ["testing", "service"],
     ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else

@@ -7,13 +7,20 @@ if limiter.try_acquire("user:123"):
     ...
 """
 
+from typing import TYPE_CHECKING, Any
+
 from headgate.decision import Decision
 from headgate.errors import (
+    CircuitOpen,
     HeadgateError,
     InvalidKey,
     InvalidPermits,
     InvalidQuota,
+    LockLost,
+    LockTimeout,
     PermitsExceedLimit,
+    PoolExhausted,
+    QueueFull,
     RateLimited,
     StoreUnavailable,
 )
@@ -21,19 +28,38 @@ from headgate.limiter import AsyncLimiter, Limiter
 from headgate.quota import Quota
 from headgate.stores.memory import COMPILED
 
+if TYPE_CHECKING:
+    from headgate.hybrid import AsyncHybridLimiter, HybridLimiter
+
 __version__ = "0.1.0"
 
 __all__ = [
     "COMPILED",
+    "AsyncHybridLimiter",
     "AsyncLimiter",
+    "CircuitOpen",
     "Decision",
     "HeadgateError",
+    "HybridLimiter",
     "InvalidKey",
     "InvalidPermits",
     "InvalidQuota",
     "Limiter",
+    "LockLost",
+    "LockTimeout",
     "PermitsExceedLimit",
+    "PoolExhausted",
+    "QueueFull",
     "Quota",
     "RateLimited",
     "StoreUnavailable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use what needs more than the standard library."""
+    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+        import headgate.hybrid
+
+        return getattr(headgate.hybrid, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

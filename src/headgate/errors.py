@@ -6,7 +6,12 @@
     ├── InvalidPermits      (ValueError)  permits is not a whole number of at least 1
     │   └── PermitsExceedLimit            more than the capacity: waiting would never help
     ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
-    └── StoreUnavailable                  the store did not answer and the policy is ``raise``
+    ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
+    ├── LockTimeout         (TimeoutError)  the lock did not come free in time
+    ├── LockLost                          the lock is no longer ours: it expired, or somebody took it away
+    ├── CircuitOpen                       the breaker lets nobody through; ``.retry_after`` says when
+    ├── PoolExhausted                     no member came free in time; ``.reasons`` says why, ``.retry_after`` when
+    └── QueueFull                         the queue has as many as it may
 
 A denial is not an error: ``try_acquire`` returns it.
 """
@@ -53,4 +58,47 @@ class RateLimited(HeadgateError):
 
 
 class StoreUnavailable(HeadgateError):
-    """The store did not answer. Raised only where ``on_store_error="raise"`` asks for it."""
+    """The store did not answer. A limiter raises it only where ``on_store_error="raise"`` asks for it."""
+
+
+class LockTimeout(HeadgateError, TimeoutError):
+    """A ``with`` block did not get its lock in time."""
+
+
+class LockLost(HeadgateError):
+    """The lock is no longer ours: it expired before it could be renewed, or somebody took it away."""
+
+
+class CircuitOpen(HeadgateError):
+    """The breaker lets nobody through; ``retry_after`` is when to ask again, in seconds."""
+
+    def __init__(self, name: str, retry_after: float) -> None:
+        super().__init__(name, retry_after)
+        self.name = name
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"the circuit breaker {self.name!r} is open; retry in {self.retry_after:.3f} s"
+
+
+class PoolExhausted(HeadgateError):
+    """No member came free in time.
+
+    retry_after  seconds until one may be free; None if no time will bring one back, as in an empty pool
+    reasons      how many members are in use, cooling, limited, open or retired
+    """
+
+    def __init__(self, name: str, retry_after: float | None, reasons: dict[str, int]) -> None:
+        super().__init__(name, retry_after, reasons)
+        self.name = name
+        self.retry_after = retry_after
+        self.reasons = reasons
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{count} {reason}" for reason, count in self.reasons.items() if count) or "it has no members"
+        when = "" if self.retry_after is None else f"; the next may be free in {self.retry_after:.3f} s"
+        return f"the pool {self.name!r} has nothing free: {why}{when}"
+
+
+class QueueFull(HeadgateError):
+    """The queue has as many as its ``max_length`` allows."""

@@ -8,9 +8,9 @@ the server sends is an answer, and cost no wait.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Iterator
+from random import Random
 from time import monotonic
 
 import redis.exceptions
@@ -20,6 +20,8 @@ from headgate.redis.address import Address
 TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 
 logger = logging.getLogger("headgate")
+
+DICE = Random()  # its own: a program that seeds the common one, or watches it as some tests do, is left alone
 
 FAILURES = 3
 FIRST_PROBE = 0.05  # seconds; then doubled up to the next
@@ -112,5 +114,5 @@ def pauses() -> Iterator[float]:
     """Seconds to wait before each probe: soon, then less often, never in step with other processes."""
     pause = FIRST_PROBE
     while True:
-        yield pause * random.uniform(0.8, 1.2)
+        yield pause * DICE.uniform(0.8, 1.2)
         pause = min(2 * pause, SLOWEST_PROBE)

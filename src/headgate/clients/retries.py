@@ -1,0 +1,120 @@
+"""When to send a request again, and not before when; the loop that all clients share, as a plan.
+
+A request that was refused (429, 401) was not carried out: it goes to another member, whatever its method. One that
+failed (5xx, 408, no answer) may have been carried out, so only methods that may be repeated are. Nothing is ever sent
+earlier than the other side asked: a member that was refused cools down in the pool, and a Retry-After of a failure is
+waited for. Where that takes longer than the time that is left, the answer is handed to the caller as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+from typing import Any, NamedTuple
+
+from headgate.coordination.arguments import count, seconds
+from headgate.coordination.feedback import Feedback
+from headgate.errors import PoolExhausted
+
+DICE = Random()
+REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+FIRST_PAUSE = 0.5  # seconds after a failure that does not say how long; doubled each time
+LONGEST_PAUSE = 30.0
+
+Authorize = Callable[[Any, str], object]  # request, member
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often and how long to try.
+
+    attempts  how many times a request is sent at most
+    timeout   seconds for all of it: waiting for a member, for the other side, and sending again
+    """
+
+    attempts: int = 4
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        count("attempts", self.attempts)
+        seconds("timeout", self.timeout)
+
+    def pause(self, method: str, status: int | None, feedback: Feedback, number: int, left: float) -> float | None:
+        """Seconds to wait before the next attempt; None: there is none.
+
+        status  of the answer; None if there was none
+        number  of attempts so far
+        left    seconds until the time is over
+        """
+        if number >= self.attempts:
+            return None
+        if status in (401, 429):
+            return 0.0  # another member may go at once; this one the pool gives to nobody
+        if status is not None and status < 500 and status != 408:
+            return None
+        if method.upper() not in REPEATABLE:
+            return None
+        pause = feedback.cooldown or min(FIRST_PAUSE * 2 ** (number - 1), LONGEST_PAUSE) * DICE.uniform(0.5, 1.0)
+        return pause if pause < left else None
+
+
+class Take(NamedTuple):
+    """Take a member of the pool; the answer is the lease."""
+
+    timeout: float
+
+
+class Send(NamedTuple):
+    """Send the request with this lease; the answer is the response (or what was raised instead) and its feedback."""
+
+    leased: Any
+
+
+class Drop(NamedTuple):
+    """Close this response: nobody will read it."""
+
+    response: Any
+
+
+class Wait(NamedTuple):
+    seconds: float
+
+
+def deliver(retries: Retries, method: str, repeatable: bool) -> Generator[Take | Send | Drop | Wait, Any, Any]:
+    """Send a request until there is an answer to be had, or no more time. Returns the response, or raises."""
+    until = monotonic() + retries.timeout
+    answer: Any = None
+    number = 0
+    while True:
+        number += 1
+        try:
+            leased = yield Take(max(until - monotonic(), 0.0))
+        except PoolExhausted:
+            if answer is None:
+                raise
+            break  # what came says more than that
+        if answer is not None and not isinstance(answer, Exception):
+            yield Drop(answer)
+        answer, verdict = yield Send(leased)
+        status = None if isinstance(answer, Exception) else answer.status_code
+        pause = retries.pause(method, status, verdict, number, until - monotonic()) if repeatable else None
+        if pause is None:
+            break
+        yield Wait(pause)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
+    """An *authorize* that writes the member, or its secret, into a header: ``header("Authorization", "Bearer {}")``.
+
+    With *secrets* the pool holds only names; the secrets stay out of Redis.
+    """
+
+    def authorize(request: Any, member: str) -> None:
+        request.headers[name] = template.format(member if secrets is None else secrets[member])
+
+    return authorize

@@ -1,0 +1,27 @@
+"""What API clients and crawlers need beside a limiter: lock, circuit breaker, pool and queue, shared by a fleet.
+
+from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+
+Each works on ``memory://`` within a process and on Redis between many; each has an Async twin with the same methods,
+awaited. See docs/coordination.md.
+"""
+
+from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
+from headgate.coordination.lock import AsyncLock, Lock
+from headgate.coordination.pool import CRAWLER, AsyncLeased, AsyncPool, Leased, Pool, PoolStatus
+from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
+
+__all__ = [
+    "CRAWLER",
+    "AsyncCircuitBreaker",
+    "AsyncLeased",
+    "AsyncLock",
+    "AsyncPool",
+    "AsyncWaitQueue",
+    "CircuitBreaker",
+    "Leased",
+    "Lock",
+    "Pool",
+    "PoolStatus",
+    "WaitQueue",
+]

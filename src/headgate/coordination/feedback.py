@@ -1,0 +1,96 @@
+"""What an HTTP answer says about the member that asked: how it went, how long to leave it alone, if it is any good.
+
+Pure: a status and headers in, a `Feedback` out. Times that are dates are measured against the answer's own Date header,
+so that nobody's clock has to be right.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+TOO_MANY = 60.0  # seconds to leave a member alone that got a 429 which does not say how long
+LONGEST = 30 * 86_400.0  # seconds; who asks for more is taken for mad
+
+_EPOCH = 1_000_000_000  # a reset beyond that is a date, not a number of seconds
+
+
+class Feedback(NamedTuple):
+    """outcome (success, failure, or '' for neither), seconds to cool down, whether to retire the member."""
+
+    outcome: str = "success"
+    cooldown: float = 0.0
+    retire: bool = False
+
+
+def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
+    """429 cools down and counts as neither; 401 retires; 408 and 5xx count as failures; the rest as successes.
+
+    Retry-After, and a rate limit that has nothing remaining until its reset, cool down whatever the status.
+    """
+    lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
+    now = _date(lower.get("date")) or time.time()
+    after = retry_after(lower, now)
+    cooldown = max(after or 0.0, _until_reset(lower, now))
+    if status == 401:
+        return Feedback("", cooldown, retire=True)
+    if status == 429:
+        return Feedback("", cooldown or TOO_MANY)
+    if status >= 500 or status == 408:
+        return Feedback("failure", cooldown)
+    return Feedback("success", cooldown)
+
+
+def of_response(response: Any) -> Feedback:
+    """The feedback of an answer of httpx, requests, aiohttp, urllib3 or anything with a status and headers."""
+    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    headers: Any = getattr(response, "headers", None)
+    if not isinstance(status, int) or not hasattr(headers, "items"):
+        raise TypeError(f"observe() takes an answer with status_code (or status) and headers, got {response!r:.80}")
+    return feedback(status, headers)
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds that Retry-After (in lower-case *headers*) asks for, as a number or as a date; None if it does not."""
+    text = headers.get("retry-after", "")
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return min(float(text), LONGEST)
+    date = _date(text)
+    return None if date is None else min(max(date - now, 0.0), LONGEST)
+
+
+def _until_reset(headers: Mapping[str, str], now: float) -> float:
+    """Seconds until a limit with nothing remaining is reset, in any of the ways that servers say it."""
+    waits = [0.0]
+    for prefix in ("ratelimit-", "x-ratelimit-", "x-rate-limit-"):
+        if _number(headers.get(prefix + "remaining")) == 0:
+            waits.append(_reset(headers.get(prefix + "reset"), now))
+    for part in headers.get("ratelimit", "").split(","):  # "default";r=0;t=30
+        values = dict(re.findall(r"(\w+)\s*=\s*(\d+)", part))
+        if values.get("r") == "0":
+            waits.append(float(values.get("t", 0)))
+    return min(max(waits), LONGEST)
+
+
+def _reset(text: str | None, now: float) -> float:
+    number = _number(text)
+    if number is None:
+        date = _date(text)
+        return 0.0 if date is None else max(date - now, 0.0)
+    return max(number - now, 0.0) if number > _EPOCH else number
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text and re.fullmatch(r"\d{1,15}(\.\d+)?", text) else None
+
+
+def _date(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

@@ -1,0 +1,458 @@
+"""A lock that many processes share.
+
+    with Lock("reindex", store="redis://...", ttl=30.0) as lock:
+        write(row, fence=lock.fence)
+
+Who holds it renews it every third of its TTL; who dies loses it after that. No TTL can stop a holder that was paused
+and wakes up late, so each acquisition has a number that only grows, the fence: let whatever you write to refuse a
+smaller one than it has seen. `lost` and `ensure_held` say when the lock is gone, before somebody else can have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import weakref
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Protocol, Self
+
+from headgate.clock import MICROSECONDS, Clock
+from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.place import Machine, Memory, Plan, Site, Step, Turn, shorter
+from headgate.coordination.timers import Timer
+from headgate.errors import LockLost, LockTimeout, StoreUnavailable
+from headgate.stores import Store
+
+FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
+DICE = Random()
+RETRY = 0.1  # seconds between tries while Redis does not answer
+
+# A String with the holder's id, as everybody expects a lock to be; the last fence; who released it last. The last one
+# is for requests that come late: a lock that was given back is not taken again by a request from before.
+LUA = f"""
+local lock, counter, gone = KEYS[1], KEYS[2], KEYS[3]
+local owner, ttl, before = ARGV[3], ARGV[4], ARGV[5]
+local holder = redis.call('GET', lock)
+
+if op == 'acquire' then
+  local left = redis.call('GET', gone)
+  if left == owner or left == '-' .. owner then return {{-1, 0, 0}} end
+  local last = tonumber(redis.call('GET', counter) or 0)
+  if holder == owner then
+    redis.call('PEXPIRE', lock, ttl)
+    return {{1, last, 0}}
+  end
+  if holder and holder ~= before then return {{0, 0, redis.call('PTTL', lock)}} end
+  local fence = math.max(last + 1, now)  -- with the time in it: a counter that was lost does not start again
+  redis.call('SET', counter, whole(fence), 'PX', {FENCE_TTL})
+  redis.call('SET', lock, owner, 'PX', ttl)
+  return {{1, fence, 0}}
+end
+
+if op == 'renew' then
+  if holder ~= owner then return {{0}} end
+  redis.call('PEXPIRE', lock, ttl)
+  redis.call('PEXPIRE', counter, {FENCE_TTL})
+  return {{1}}
+end
+
+local left = redis.call('GET', gone)
+if left == owner then return {{1}} end
+if holder ~= owner then  -- it never was, or is no longer; and from now on it never will be
+  redis.call('SET', gone, '-' .. owner, 'PX', ttl)
+  return {{0}}
+end
+redis.call('SET', gone, owner, 'PX', ttl)
+redis.call('DEL', lock)
+redis.pcall('PUBLISH', lock, '')
+return {{1}}
+"""
+
+
+class LockState:
+    """The same in Python. Times are microseconds, TTLs milliseconds."""
+
+    def __init__(self) -> None:
+        self.holder, self.until = "", 0
+        self.last, self.last_until = 0, 0
+        self.gone, self.gone_until = "", 0
+
+    def acquire(self, now: int, owner: str, ttl: int, before: str) -> list[int]:
+        self._expire(now)
+        if self.gone in (owner, "-" + owner):
+            return [-1, 0, 0]
+        if self.holder == owner:
+            self.until = now + ttl * 1000
+            return [1, self.last, 0]
+        if self.holder and self.holder != before:
+            return [0, 0, -(-(self.until - now) // 1000)]
+        self.last = max(self.last + 1, now)
+        self.last_until = now + FENCE_TTL * 1000
+        self.holder, self.until = owner, now + ttl * 1000
+        return [1, self.last, 0]
+
+    def renew(self, now: int, owner: str, ttl: int) -> list[int]:
+        self._expire(now)
+        if self.holder != owner:
+            return [0]
+        self.until, self.last_until = now + ttl * 1000, now + FENCE_TTL * 1000
+        return [1]
+
+    def release(self, now: int, owner: str, ttl: int) -> list[int]:
+        self._expire(now)
+        if self.gone == owner:
+            return [1]
+        ours = self.holder == owner
+        self.gone, self.gone_until = (owner if ours else "-" + owner), now + ttl * 1000
+        if ours:
+            self.holder = ""
+        return [int(ours)]
+
+    def idle(self, now: int) -> bool:
+        self._expire(now)
+        return not (self.holder or self.gone or self.last)
+
+    def _expire(self, now: int) -> None:
+        if now >= self.until:
+            self.holder = ""
+        if now >= self.gone_until:
+            self.gone = ""
+        if now >= self.last_until:
+            self.last = 0
+
+
+MACHINE = Machine("lock", ("", ":fence", ":gone"), LUA, LockState)
+
+
+class Event(Protocol):
+    """A `threading.Event` or an `asyncio.Event`."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
+
+
+class Hold:
+    """One acquisition, from when it was granted until it is released or lost."""
+
+    def __init__(self, owner: str, fence: int, until: int, most: int | None, lost: Event) -> None:
+        self.owner = owner
+        self.fence = fence
+        self.until = until  # by our own clock, a little before it ends in the store
+        self.most = most  # not renewed after that
+        self.lost = lost
+        self.over = False
+        self.timer: Timer | None = None
+        self.task: asyncio.Task[object] | None = None  # to be cancelled when it is lost
+
+    def lose(self) -> None:
+        self.end()
+        if not self.lost.is_set():
+            self.lost.set()
+            if self.task:
+                self.task.cancel()
+
+    def end(self) -> None:
+        self.over = True
+        if self.timer:
+            self.timer.cancel()
+
+
+class Plans:
+    """What both locks do."""
+
+    def __init__(self, name: str, store: str | Store, ttl: float, max_hold: float | None, clock: Clock | None) -> None:
+        self.ttl = seconds("ttl", ttl)
+        if self.ttl < 0.01:
+            raise ValueError(f"ttl must be at least 0.01 seconds, got {ttl!r}")
+        self.max_hold = None if max_hold is None else seconds("max_hold", max_hold)
+        self.site = Site(MACHINE, name, store, clock)
+        self.clock = self.site.clock
+        self.ttl_ms = round(self.ttl * 1000)
+        # what two clocks may differ by in a TTL, and what a busy machine needs to act on the loss
+        self.margin = 0 if isinstance(self.site.place, Memory) else round(self.ttl / 20 * MICROSECONDS)
+        self.hold: Hold | None = None
+        self._mine: dict[object, Hold] = {}
+        self._unsure = ""  # may hold the lock: nobody heard the answer
+
+    def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
+        until = deadline(self.clock, timeout)
+        owner = secrets.token_hex(12)
+        with turn:
+            while True:
+                pause: float | None = None  # until it is first
+                problem = None
+                if turn.first:
+                    pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
+                    sent = self.clock.now()
+                    try:
+                        granted, fence, wait = yield Step("acquire", (owner, self.ttl_ms, self._unsure))
+                    except StoreUnavailable as error:
+                        problem, pause = error, RETRY
+                    except BaseException:
+                        self._abandon(owner)
+                        raise
+                    else:
+                        if granted == 1:
+                            self._unsure = ""
+                            most = None if self.max_hold is None else sent + round(self.max_hold * MICROSECONDS)
+                            return Hold(owner, fence, self._until(sent), most, lost)
+                        if wait > 0:
+                            pause = min(pause, wait / 1000)
+                    turn.listen()
+                left = None if until is None else (until - self.clock.now()) / MICROSECONDS
+                if problem and (left is None or left <= 0):
+                    self._abandon(owner)
+                    raise problem
+                if left is not None and left <= 0:
+                    return None
+                try:
+                    yield shorter(pause, left)
+                except BaseException:
+                    if problem:
+                        self._abandon(owner)
+                    raise
+
+    def renew(self, hold: Hold) -> Plan[None]:
+        sent = self.clock.now()
+        if hold.most is None or sent < hold.most:
+            try:
+                [ours] = yield Step("renew", (hold.owner, self.ttl_ms))
+            except StoreUnavailable:
+                pass  # there is time for another try, or there is not
+            else:
+                if ours and not hold.over:
+                    hold.until = self._until(sent)
+                elif not hold.over:
+                    hold.lose()
+        if not hold.over and self.clock.now() >= hold.until:
+            hold.lose()
+
+    def release(self, hold: Hold) -> Plan[bool]:
+        ours = self.clock.now() < hold.until and not hold.lost.is_set()
+        hold.end()
+        if self.hold is hold:
+            self.hold = None
+        try:
+            [released] = yield Step("release", (hold.owner, self.ttl_ms))
+        except StoreUnavailable:
+            self._abandon(hold.owner)
+            return ours
+        except BaseException:
+            self._abandon(hold.owner)
+            raise
+        return bool(released)
+
+    def ensure_held(self, hold: Hold | None) -> Plan[None]:
+        if hold is not None and not hold.over:
+            yield from self.renew(hold)
+            if not hold.over:
+                return
+        raise self.lost_error()
+
+    def keep(self, hold: Hold, caller: object) -> None:
+        self._mine = {who: held for who, held in self._mine.items() if not held.over}
+        self.hold = self._mine[caller] = hold
+
+    def own(self, caller: object) -> Hold | None:
+        """What *caller* acquired; else what anybody acquired through this lock."""
+        return self._mine.pop(caller, None) or self.hold
+
+    def next_renewal(self, hold: Hold) -> float:
+        """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
+        left = (hold.until - self.clock.now() + self.margin) / MICROSECONDS
+        pause = self.ttl / 3 if left > self.ttl / 2 else self.ttl / 10
+        return max(min(pause, left - self.margin / MICROSECONDS), 0.0)
+
+    def is_held(self, hold: Hold | None) -> bool:
+        return hold is not None and not hold.over and self.clock.now() < hold.until
+
+    def lost_error(self) -> LockLost:
+        return LockLost(f"the lock {self.site.name!r} is not ours: it was lost or never acquired")
+
+    def timeout_error(self, timeout: float | None) -> LockTimeout:
+        return LockTimeout(f"the lock {self.site.name!r} did not come free within {timeout} s")
+
+    def _until(self, sent: int) -> int:
+        return sent + self.ttl_ms * 1000 - self.margin
+
+    def _abandon(self, owner: str) -> None:
+        """Give back what may be ours. The next acquisition through this lock need not wait for it."""
+        self._unsure = owner
+        self.site.insist(Step("release", (owner, self.ttl_ms)), self._until(self.clock.now()))
+
+
+class Lock:
+    """A lock for threads and processes.
+
+    name      what is locked
+    store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+    ttl       seconds after which a holder that died loses it; renewed every third of that
+    timeout   seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
+    max_hold  seconds after which it is not renewed any more, whatever the holder does
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: str | Store = "memory://",
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        max_hold: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._timeout = timeout
+        self.name = name
+        self.lost = threading.Event()
+        self.fence = 0  # of the last acquisition
+
+    @property
+    def held(self) -> bool:
+        """Whether it is ours for all we know; asks nobody."""
+        return self._plans.is_held(self._plans.hold)
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now.
+
+        Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
+        """
+        lost = threading.Event()
+        hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
+        if hold is None:
+            return False
+        self._plans.keep(hold, threading.get_ident())
+        self.lost, self.fence = lost, hold.fence
+        _renew_later(self._plans, hold)
+        return True
+
+    def release(self) -> bool:
+        """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
+        hold = self._plans.own(threading.get_ident())
+        return hold is not None and self._plans.site.run(lambda _: self._plans.release(hold))
+
+    def ensure_held(self) -> None:
+        """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
+        hold = self._plans.hold
+        self._plans.site.run(lambda _: self._plans.ensure_held(hold))
+
+    def close(self) -> None:
+        """Let go of the connections, which all tools on this store share; the next call makes new ones."""
+        self._plans.site.place.close()
+
+    def __enter__(self) -> Self:
+        if not self.acquire(self._timeout):
+            raise self._plans.timeout_error(self._timeout)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if not self.release() and error is None:
+            raise self._plans.lost_error()
+
+
+def _renew_later(plans: Plans, hold: Hold) -> None:
+    """Who forgets a lock that is held is as good as dead: the references are weak."""
+    call = partial(_renew, weakref.ref(plans), weakref.ref(hold))
+    hold.timer = plans.site.place.timers.later(plans.next_renewal(hold), call)
+
+
+def _renew(its_plans: weakref.ref[Plans], its_hold: weakref.ref[Hold]) -> None:
+    plans, hold = its_plans(), its_hold()
+    if plans and hold and not hold.over:
+        plans.site.run(lambda _: plans.renew(hold))
+        if not hold.over:
+            _renew_later(plans, hold)
+
+
+class AsyncLock:
+    """`Lock` for asyncio: the same arguments, the same methods, awaited.
+
+    cancel_when_lost  cancel the body of an ``async with`` when the lock is lost; it ends with `LockLost`
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: str | Store = "memory://",
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        max_hold: float | None = None,
+        cancel_when_lost: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._timeout = timeout
+        self._cancel_when_lost = cancel_when_lost
+        self.name = name
+        self.lost = asyncio.Event()
+        self.fence = 0  # of the last acquisition
+
+    @property
+    def held(self) -> bool:
+        """Whether it is ours for all we know; asks nobody."""
+        return self._plans.is_held(self._plans.hold)
+
+    async def acquire(self, timeout: float | None = None) -> bool:
+        """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now."""
+        lost = asyncio.Event()
+        hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
+        if hold is None:
+            return False
+        self._plans.keep(hold, asyncio.current_task())
+        self.lost, self.fence = lost, hold.fence
+        _arenew_later(self._plans, hold, asyncio.get_running_loop())
+        return True
+
+    async def release(self) -> bool:
+        """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
+        hold = self._plans.own(asyncio.current_task())
+        return hold is not None and await self._plans.site.arun(lambda _: self._plans.release(hold))
+
+    async def ensure_held(self) -> None:
+        """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
+        hold = self._plans.hold
+        await self._plans.site.arun(lambda _: self._plans.ensure_held(hold))
+
+    async def aclose(self) -> None:
+        """Let go of this event loop's connections; it does so itself when it ends."""
+        await self._plans.site.place.aclose()
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire(self._timeout):
+            raise self._plans.timeout_error(self._timeout)
+        if self._cancel_when_lost and self._plans.hold:
+            self._plans.hold.task = asyncio.current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        task = asyncio.current_task()
+        hold = self._plans._mine.get(task)
+        cancelled = hold is not None and hold.task is task and hold.lost.is_set()
+        released = await self.release()
+        if cancelled and task and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None):
+            raise self._plans.lost_error() from error
+        if not released and error is None:
+            raise self._plans.lost_error()
+
+
+def _arenew_later(plans: Plans, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
+    call = partial(_to_loop, weakref.ref(plans), weakref.ref(hold), loop)
+    hold.timer = plans.site.place.timers.later(plans.next_renewal(hold), call)
+
+
+def _to_loop(its_plans: weakref.ref[Plans], its_hold: weakref.ref[Hold], loop: asyncio.AbstractEventLoop) -> None:
+    plans, hold = its_plans(), its_hold()
+    if plans and hold and not hold.over and not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: plans.site.start(_arenew(plans, hold, loop)))
+
+
+async def _arenew(plans: Plans, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
+    await plans.site.arun(lambda _: plans.renew(hold))
+    if not hold.over:
+        _arenew_later(plans, hold, loop)

@@ -1,0 +1,475 @@
+"""A pool of things that a fleet shares: API tokens, User-Agents, proxies, accounts.
+
+    pool = Pool("tokens", store="redis://...", quota="80/10 minutes", failures=3)
+    pool.add("token-1", "token-2")
+    with pool.acquire(timeout=10.0) as leased:
+        leased.observe(requests.get(url, headers={"Authorization": leased.member}))
+
+Who asks gets the member that was used longest ago, for a lease; it is back when it is released, or when its holder
+died and the lease is over. A member may have a quota and a breaker of its own, and cool down for as long as the other
+side asks: what one worker learns counts for all. Who finds nothing free waits in line, and is told exactly how long it
+may take. One script admits, one settles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypedDict, TypeVar
+
+from headgate.clock import MICROSECONDS, Clock
+from headgate.coordination.arguments import count, deadline, duration, seconds
+from headgate.coordination.feedback import Feedback, of_response
+from headgate.coordination.members import MACHINE
+from headgate.coordination.place import Plan, Site, Step, Turn, shorter
+from headgate.coordination.timers import Timer
+from headgate.errors import InvalidQuota, PoolExhausted, StoreUnavailable
+from headgate.keys import check_key
+from headgate.quota import Quota
+from headgate.stores import Store
+
+T = TypeVar("T")
+
+PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
+RETRY = 0.1  # seconds between tries while Redis does not answer
+
+Quotas = str | Quota | Sequence[str | Quota] | None
+
+
+class Preset(TypedDict):
+    """Arguments of a pool."""
+
+    quota: str
+    failures: int
+    open_for: float
+    successes: int
+
+
+CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "successes": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """How a member is: ready, leased, cooling, limited, open or retired; and when it may be had, in seconds."""
+
+    state: str
+    in_use: int
+    ready_in: float | None  # None: when somebody brings it back
+    breaker: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How many members are in which state, how many processes wait, and every member by name."""
+
+    ready: int
+    leased: int
+    cooling: int
+    limited: int
+    open: int
+    retired: int
+    waiting: int
+    members: dict[str, MemberStatus]
+
+
+_BREAKERS = ("CLOSED", "OPEN", "HALF_OPEN")
+_REASONS = ("leased", "cooling", "limited", "open", "retired")
+
+
+class Lease:
+    """One lease as a value: what both kinds of `Leased` share."""
+
+    def __init__(self, id: str, member: str) -> None:
+        self.id = id
+        self.member = member
+        self.feedback: Feedback | None = None
+        self.over = False
+        self.lost = False
+        self.timer: Timer | None = None
+
+    def end(self) -> None:
+        self.over = True
+        if self.timer:
+            self.timer.cancel()
+
+
+class Plans:
+    """What both pools do."""
+
+    def __init__(
+        self,
+        name: str,
+        store: str | Store,
+        lease: float,
+        slots: int,
+        quota: Quotas,
+        failures: int | None,
+        open_for: float,
+        successes: int,
+        clock: Clock | None,
+    ) -> None:
+        self.lease = seconds("lease", lease)
+        quotas = _quotas(quota)
+        rules = [
+            count("slots", slots),
+            0 if failures is None else count("failures", failures),
+            round(seconds("open_for", open_for) * MICROSECONDS),
+            count("successes", successes),
+            *(number for quota in quotas for number in (quota.limit, quota.period_us)),
+        ]
+        self.lease_us = round(self.lease * MICROSECONDS)
+        self.rules = (self.lease_us, round(PATIENCE * MICROSECONDS), ",".join(map(str, rules)))
+        self.site = Site(MACHINE, name, store, clock)
+        self.clock = self.site.clock
+
+    def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
+        until = deadline(self.clock, timeout)
+        id = secrets.token_hex(12)
+        waits = 0 if timeout == 0 else 1
+        asked = False
+        with turn:
+            try:
+                while True:
+                    pause: float | None = None  # until it is first
+                    problem = None
+                    if turn.first:
+                        asked, pause = True, self.site.place.poll
+                        try:
+                            granted, member, wait = yield self._step("acquire", id, waits)
+                        except StoreUnavailable as error:
+                            problem, pause = error, RETRY
+                        else:
+                            if granted == 1:
+                                return Lease(id, member)
+                            if wait > 0:
+                                pause = min(self.site.place.poll, wait / MICROSECONDS)
+                        turn.listen()
+                    left = None if until is None else (until - self.clock.now()) / MICROSECONDS
+                    if problem and (left is None or left <= 0):
+                        raise problem
+                    if left is not None and left <= 0:
+                        raise (yield from self._exhausted())
+                    yield shorter(pause, left)
+            except BaseException:
+                if asked and (waits or problem):  # it stands in the queue, or may have got what nobody heard of
+                    self._later(self._step("settle", id, "", 0, 0, 0))
+                raise
+
+    def settle(self, lease: Lease, outcome: Feedback) -> Plan[bool]:
+        """Give it back; False if the lease was over before."""
+        if lease.over:
+            return False
+        lease.end()
+        cooldown = round(outcome.cooldown * MICROSECONDS)
+        step = self._step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), 1)
+        try:
+            [ours] = yield step
+        except StoreUnavailable:
+            self._later(step)
+            return not lease.lost
+        except BaseException:
+            self._later(step)
+            raise
+        lease.lost = not ours
+        return bool(ours)
+
+    def renew(self, lease: Lease) -> Plan[bool]:
+        if lease.over:
+            return False
+        try:
+            [ours] = yield self._step("renew", lease.id)
+        except StoreUnavailable:
+            return not lease.lost  # for all we know
+        lease.lost = not ours
+        return bool(ours)
+
+    def add(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self._step("add", "", *(check_key(member, "member") for member in members))
+
+    def retire(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self._step("retire", "", *(check_key(member, "member") for member in members))
+
+    def status(self) -> Plan[PoolStatus]:
+        waiting, *rows = yield self._step("status", "")
+        members = {
+            member: MemberStatus(why, used, None if wait < 0 else wait / MICROSECONDS, _BREAKERS[breaker], failed)
+            for member, why, used, wait, breaker, failed in zip(*(rows[i::6] for i in range(6)), strict=True)
+        }
+        states = [member.state for member in members.values()]
+        ready, leased, cooling, limited, opened, retired = (states.count(state) for state in ("ready", *_REASONS))
+        return PoolStatus(ready, leased, cooling, limited, opened, retired, waiting, members)
+
+    def leave(self, lease: Lease, error: BaseException | None) -> Plan[bool]:
+        """The end of a ``with`` block: what was observed counts; else an exception is a failure, and no word a success.
+
+        A cancelled block says nothing about the member.
+        """
+        verdict = lease.feedback
+        if verdict is None:
+            verdict = Feedback("success" if error is None else "failure" if isinstance(error, Exception) else "")
+        return (yield from self.settle(lease, verdict))
+
+    def _exhausted(self) -> Plan[PoolExhausted]:
+        status = yield from self.status()
+        waits = [member.ready_in for member in status.members.values() if member.ready_in is not None]
+        reasons = {reason: getattr(status, reason) for reason in _REASONS}
+        if status.leased:
+            waits.append(self.lease)  # whoever died gives it back by then
+        return PoolExhausted(self.site.name, min(waits, default=None), reasons)
+
+    def _step(self, op: str, id: str, *arguments: str | int) -> Step:
+        return Step(op, (id, *self.rules, *arguments))
+
+    def _later(self, step: Step) -> None:
+        self.site.insist(step, self.clock.now() + self.lease_us)
+
+
+def _quotas(quota: Quotas) -> list[Quota]:
+    if quota is None:
+        return []
+    listed = [quota] if isinstance(quota, str | Quota) else list(quota)
+    quotas = [each if isinstance(each, Quota) else Quota.parse(each) for each in listed]
+    for each in quotas:
+        if each.burst is not None:
+            raise InvalidQuota(f"the quota of a pool's member is counted exactly, so it has no burst: {each}")
+    return quotas
+
+
+class Leased:
+    """A member that is ours for a lease. Within ``with`` the lease is renewed; released at the end."""
+
+    def __init__(self, plans: Plans, lease: Lease) -> None:
+        self._plans = plans
+        self._lease = lease
+        self.member = lease.member
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ran out before it was renewed or released; as far as anybody has asked."""
+        return self._lease.lost
+
+    def observe(self, response: Any) -> Feedback:
+        """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
+        self._lease.feedback = verdict = of_response(response)
+        return verdict
+
+    def renew(self) -> bool:
+        """Begin the lease anew; False if it was over."""
+        return self._plans.site.run(lambda _: self._plans.renew(self._lease))
+
+    def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
+        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds."""
+        verdict = Feedback("failure" if failed else "success", duration("cooldown", cooldown), retire)
+        return self._plans.site.run(lambda _: self._plans.settle(self._lease, verdict))
+
+    def __enter__(self) -> Self:
+        _renew_later(self._plans, self._lease)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._plans.site.run(lambda _: self._plans.leave(self._lease, error))
+
+    def __repr__(self) -> str:
+        return f"Leased({self.member!r})"
+
+
+def _renew_later(plans: Plans, lease: Lease) -> None:
+    """Who forgets a lease is as good as dead: the reference is weak."""
+    if not lease.over and not lease.lost:
+        lease.timer = plans.site.place.timers.later(plans.lease / 3, partial(_renew, plans, weakref.ref(lease)))
+
+
+def _renew(plans: Plans, its_lease: weakref.ref[Lease]) -> None:
+    lease = its_lease()
+    if lease and not lease.over:
+        plans.site.run(lambda _: plans.renew(lease))
+        _renew_later(plans, lease)
+
+
+class Pool:
+    """A pool for threads and processes.
+
+    name       what is shared
+    store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+    lease      seconds after which the member of a holder that died is back
+    slots      how many may have the same member at once
+    quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
+    failures   in a row that open a member's breaker; None: it has none
+    open_for   seconds that the breaker keeps it out
+    successes  that close it again
+
+    The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it.
+    `CRAWLER` has those for careful crawlers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: str | Store = "memory://",
+        lease: float = 30.0,
+        slots: int = 1,
+        quota: Quotas = None,
+        failures: int | None = None,
+        open_for: float = 600.0,
+        successes: int = 3,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
+        self.name = name
+
+    def add(self, *members: str) -> None:
+        """Put members in, the first to be had first; those that are in it stay as they are, retired ones return."""
+        self._run(lambda _: self._plans.add(members))
+
+    def retire(self, *members: str) -> None:
+        """Give members to nobody any more; who has one may finish."""
+        self._run(lambda _: self._plans.retire(members))
+
+    def acquire(self, timeout: float | None = None) -> Leased:
+        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        return Leased(self._plans, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+
+    def status(self) -> PoolStatus:
+        """Who is ready, in use, cooling, limited, open or retired, and until when."""
+        return self._run(lambda _: self._plans.status())
+
+    def close(self) -> None:
+        """Let go of the connections, which all tools on this store share; the next call makes new ones."""
+        self._plans.site.place.close()
+
+    def _run(self, plan: Callable[[Turn], Plan[T]]) -> T:
+        return self._plans.site.run(plan)
+
+
+class AsyncLeased:
+    """`Leased` for asyncio."""
+
+    def __init__(self, plans: Plans, lease: Lease) -> None:
+        self._plans = plans
+        self._lease = lease
+        self.member = lease.member
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ran out before it was renewed or released; as far as anybody has asked."""
+        return self._lease.lost
+
+    def observe(self, response: Any) -> Feedback:
+        """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
+        self._lease.feedback = verdict = of_response(response)
+        return verdict
+
+    async def renew(self) -> bool:
+        """Begin the lease anew; False if it was over."""
+        return await self._plans.site.arun(lambda _: self._plans.renew(self._lease))
+
+    async def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
+        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds."""
+        verdict = Feedback("failure" if failed else "success", duration("cooldown", cooldown), retire)
+        return await self._plans.site.arun(lambda _: self._plans.settle(self._lease, verdict))
+
+    async def __aenter__(self) -> Self:
+        _arenew_later(self._plans, self._lease, asyncio.get_running_loop())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._plans.site.arun(lambda _: self._plans.leave(self._lease, error))
+
+    def __repr__(self) -> str:
+        return f"AsyncLeased({self.member!r})"
+
+
+def _arenew_later(plans: Plans, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
+    if not lease.over and not lease.lost:
+        call = partial(_to_loop, plans, weakref.ref(lease), loop)
+        lease.timer = plans.site.place.timers.later(plans.lease / 3, call)
+
+
+def _to_loop(plans: Plans, its_lease: weakref.ref[Lease], loop: asyncio.AbstractEventLoop) -> None:
+    lease = its_lease()
+    if lease and not lease.over and not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: plans.site.start(_arenew(plans, lease, loop)))
+
+
+async def _arenew(plans: Plans, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
+    await plans.site.arun(lambda _: plans.renew(lease))
+    _arenew_later(plans, lease, loop)
+
+
+class Acquiring:
+    """What `AsyncPool.acquire` gives: await it for a lease, or use it with ``async with``."""
+
+    def __init__(self, plans: Plans, acquire: Coroutine[Any, Any, Lease]) -> None:
+        self._plans = plans
+        self._acquire = acquire
+        self._leased: AsyncLeased | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncLeased]:
+        lease = yield from self._acquire.__await__()
+        return AsyncLeased(self._plans, lease)
+
+    async def __aenter__(self) -> AsyncLeased:
+        self._leased = await self
+        return await self._leased.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._leased is not None
+        await self._leased.__aexit__(kind, error, at)
+
+
+class AsyncPool:
+    """`Pool` for asyncio: the same arguments, the same methods, awaited.
+
+    async with pool.acquire(timeout=10.0) as leased:
+        leased.observe(await client.get(url, headers={"Authorization": leased.member}))
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: str | Store = "memory://",
+        lease: float = 30.0,
+        slots: int = 1,
+        quota: Quotas = None,
+        failures: int | None = None,
+        open_for: float = 600.0,
+        successes: int = 3,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
+        self.name = name
+
+    async def add(self, *members: str) -> None:
+        """Put members in, the first to be had first; those that are in it stay as they are, retired ones return."""
+        await self._run(lambda _: self._plans.add(members))
+
+    async def retire(self, *members: str) -> None:
+        """Give members to nobody any more; who has one may finish."""
+        await self._run(lambda _: self._plans.retire(members))
+
+    def acquire(self, timeout: float | None = None) -> Acquiring:
+        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        return Acquiring(self._plans, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+
+    async def status(self) -> PoolStatus:
+        """Who is ready, in use, cooling, limited, open or retired, and until when."""
+        return await self._run(lambda _: self._plans.status())
+
+    async def aclose(self) -> None:
+        """Let go of this event loop's connections; it does so itself when it ends."""
+        await self._plans.site.place.aclose()
+
+    def _run(self, plan: Callable[[Turn], Plan[T]]) -> Coroutine[Any, Any, T]:
+        return self._plans.site.arun(plan)

@@ -1,0 +1,95 @@
+"""Things to do later: one thread a clock renews whatever this process holds.
+
+A call that is due runs in that thread, so it must not wait for long. The thread starts with the first call and ends
+when nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+
+from headgate.clock import MICROSECONDS, Clock
+
+logger = logging.getLogger("headgate")
+
+_ALL: weakref.WeakSet[Timers] = weakref.WeakSet()
+
+
+class Timer:
+    """One call; `cancel` forgets it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call: Callable[[], object] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Timers:
+    """The calls of one clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._start()
+        _ALL.add(self)
+
+    def _start(self) -> None:
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._count = itertools.count()
+        self._thread: threading.Thread | None = None
+
+    def later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call *call* in *seconds*, in the thread of the timers."""
+        timer = Timer(call)
+        with self._lock:
+            due = self._clock.now() + round(seconds * MICROSECONDS)
+            heapq.heappush(self._heap, (due, next(self._count), timer))
+            if len(self._heap) % 1024 == 0:  # most locks are released long before they are renewed
+                self._heap = [entry for entry in self._heap if entry[2].call]
+                heapq.heapify(self._heap)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="headgate-timers", daemon=True)
+                self._thread.start()
+            elif self._heap[0][2] is timer:
+                self._wake.set()
+        return timer
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            with self._lock:
+                while self._heap and self._heap[0][2].call is None:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    self._thread = None
+                    return
+                due, _, timer = self._heap[0]
+                now = self._clock.now()
+                if due <= now:
+                    heapq.heappop(self._heap)
+            if due > now:
+                self._clock.wait(self._wake, (due - now) / MICROSECONDS)
+            elif call := timer.call:
+                try:
+                    call()
+                except Exception:
+                    logger.exception("what was to be done later failed")
+
+
+def _after_fork() -> None:
+    for timers in _ALL:
+        timers._start()  # the parent renews what the parent holds
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,18 @@
+"""Hybrid: decisions as fast as in memory, one limit for all processes, and never one too many.
+
+protocol.py      what processes and Redis say to each other
+ledger.py        Redis's side, in Python; script.py: the same in Lua
+lease.py         a process's side of one key
+table.py         the way in for callers; node.py: what to tell Redis next
+synchroniser.py  the thread and the task that do so
+limiter.py       HybridLimiter, AsyncHybridLimiter
+simulate.py      a fleet in one process, on a clock of its own
+"""
+
+import headgate.stores.redis  # noqa: F401  # first: without redis-py it says what to install
+
+# isort: split
+from headgate.hybrid.limiter import AsyncHybridLimiter, HybridLimiter
+from headgate.hybrid.stats import Stats
+
+__all__ = ["AsyncHybridLimiter", "HybridLimiter", "Stats"]

@@ -1,0 +1,298 @@
+"""One rule behind leases: a gate for threads, and one for each event loop. What the doors of `limiter.py` open."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.decision import Decision
+from headgate.hybrid.node import Member, Waiter
+from headgate.hybrid.protocol import STYLES, law_of
+from headgate.hybrid.synchroniser import LoopSynchroniser, Synchroniser, ThreadSynchroniser
+from headgate.keys import check_key, digest, hash_tag, label
+from headgate.rule import Rule, check_permits, check_policy
+from headgate.stores import Health, StoreHealth
+from headgate.stores.redis import RedisStore
+
+FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
+
+_OPEN: weakref.WeakSet[HybridStore] = weakref.WeakSet()
+
+
+class HybridStore:
+    """A Redis behind leases. Opened once, by one limiter."""
+
+    def __init__(self, store: RedisStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
+        if accuracy not in STYLES:
+            raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {accuracy!r:.40}")
+        if cold not in ("wait", "optimistic"):
+            raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ValueError(f"max_local_keys must be a whole number of at least 1, got {max_keys!r:.40}")
+        self.redis = store
+        self.owned = owned
+        self.style = STYLES[accuracy]
+        self.optimistic = cold == "optimistic"
+        self.max_keys = max_keys
+        self.gates: list[HybridGate] = []
+        self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridGate] = {}
+        _OPEN.add(self)
+
+    def open(self, rule: Rule, on_store_error: str = "local") -> HybridGate:
+        law_of(rule)
+        check_policy(on_store_error)
+        self.redis.open(rule)  # refuses a client of the other kind
+        gate = HybridGate(self, rule, on_store_error)
+        self.gates.append(gate)
+        return gate
+
+    def open_async(self, rule: Rule, on_store_error: str = "local") -> AsyncHybridGates:
+        law_of(rule)
+        check_policy(on_store_error)
+        self.redis.open_async(rule)
+        return AsyncHybridGates(self, rule, on_store_error)
+
+    def namer(self, rule: Rule) -> Callable[[str], str]:
+        """What turns a key into the name of its Hash in Redis."""
+        before = f"{self.redis.prefix}:hybrid:{rule.kind}:"
+        after = "" if rule.name == "default" else ":" + label(rule.name)
+        if self.redis.hash_keys:
+            return lambda key: before + "{" + digest(key) + "}" + after
+        return lambda key: before + hash_tag(key) + after
+
+    def health(self) -> Health:
+        return self.redis.health()
+
+    async def ahealth(self) -> Health:
+        return await self.redis.ahealth()
+
+    def close(self) -> None:
+        """Give the leases back, a second at most, and let go of connections that are ours."""
+        for gate in self.gates:
+            gate.close()
+        if self.owned:
+            self.redis.close()
+
+    async def aclose(self) -> None:
+        """The same for the running event loop."""
+        gate = self.loops.pop(asyncio.get_running_loop(), None)
+        if gate:
+            await gate.aclose()
+        if self.owned:
+            await self.redis.aclose()
+
+
+class Gate:
+    """What both gates share: the member of a node, and the answers that need nobody."""
+
+    in_process = False
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str, synchroniser: Synchroniser) -> None:
+        self.clock: Clock = synchroniser.clock
+        self.rule = rule
+        self.node = synchroniser.node
+        self.now = synchroniser.read_clock
+        self.nudge = synchroniser.nudge
+        self.member = Member(
+            self.node, rule, store.style, on_store_error, store.namer(rule), self.now, self._remote, store.max_keys
+        )
+        self.node.members.append(self.member)
+        self._optimistic = store.optimistic
+
+    def store_health(self) -> StoreHealth:
+        node = self.node
+        return StoreHealth(
+            state="open" if node.down else "closed",
+            failures=node.failed,
+            opened=node.outages,
+            degraded=self.member.outage.answers,
+            last_error=f"{type(node.down).__name__}: {node.down}" if node.down else "",
+        )
+
+    def _remote(self, key: str, permits: int) -> Any:
+        """What the table cannot answer."""
+        if self._optimistic:
+            made = self.node.trust(self.member, key, int(permits), self.now())
+            if made:
+                self.nudge()
+                return made
+        return self._ask("take", key, int(permits))
+
+    def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def _join(self, op: str, key: str, permits: int, wake: Callable[[], object]) -> Waiter:
+        """Have a waiter answered, sooner or later."""
+        waiter = Waiter(op, permits, wake)
+        self.node.wait(self.member, key, waiter, self.now())
+        self.nudge()
+        return waiter
+
+    def _give_back(self, key: str, permits: int) -> None:
+        self.node.refund(self.member, check_key(key), check_permits(permits), self.now())
+        self.nudge()
+
+    def _hurried(self, key: str, permits: int, patience: float) -> Any:
+        """`try_acquire` that waits no longer than *patience* seconds; then the policy answers."""
+        key, count = check_key(key), check_permits(permits, self.rule.capacity)
+        if self.member.table.peek(key, count) is not None:
+            return self.member.table.try_acquire(key, permits)
+        return self._ask("take", key, count, patience)
+
+
+class HybridGate(Gate):
+    """One rule, for threads."""
+
+    _patience: float | None = None
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        self.synchroniser = _shared(store.redis)
+        super().__init__(store, rule, on_store_error, self.synchroniser)
+        self.try_acquire: Callable[..., Decision] = self.member.table.try_acquire
+
+    def peek(self, key: str, permits: int = 1) -> Decision:
+        key, permits = check_key(key), check_permits(permits, self.rule.capacity, 0)
+        return self.member.table.peek(key, permits) or self._ask("peek", key, permits, self._patience)
+
+    def refund(self, key: str, permits: int = 1) -> None:
+        self._give_back(key, permits)
+
+    def reset(self, key: str) -> None:
+        self._ask("reset", check_key(key), 0, self._patience)
+
+    def within(self, seconds: float) -> HybridGate:
+        gate = copy.copy(self)
+        gate._patience = seconds
+        gate.try_acquire = lambda key, permits=1: self._hurried(key, permits, seconds)
+        return gate
+
+    def close(self) -> None:
+        self.node.dismiss(self.member)
+        self.synchroniser.settle(FAREWELL)
+        self.node.forget(self.member)
+
+    def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
+        done = threading.Event()
+        waiter = self._join(op, key, permits, done.set)
+        try:
+            if patience is not None and not done.wait(patience):
+                return self.node.give_up(self.member, key, waiter, self.now())
+            while not done.wait(1.0):
+                self.nudge()  # should the thread have died, there is a new one
+        except BaseException:
+            self.node.abandon(self.member, key, waiter)
+            raise
+        return waiter.answer()
+
+
+class AsyncHybridGate(Gate):
+    """One rule, for one event loop."""
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        self.synchroniser = LoopSynchroniser(store.redis)
+        super().__init__(store, rule, on_store_error, self.synchroniser)
+        self.loop = self.synchroniser.loop
+        self.try_local = self.member.table.try_acquire
+
+    async def aclose(self) -> None:
+        self.node.dismiss(self.member)
+        await self.synchroniser.settle(FAREWELL)
+        await self.synchroniser.stop()
+
+    async def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
+        done: asyncio.Future[None] = self.loop.create_future()
+        waiter = self._join(op, key, permits, functools.partial(_set, done))
+        try:
+            async with asyncio.timeout(patience):
+                await done
+        except TimeoutError:
+            return self.node.give_up(self.member, key, waiter, self.now())
+        except asyncio.CancelledError:
+            self.node.abandon(self.member, key, waiter)
+            raise
+        return waiter.answer()
+
+
+class AsyncHybridGates:
+    """One rule, for any event loop: each has a gate, and leases, of its own."""
+
+    in_process = False
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        self.clock: Clock = store.redis.clock or SYSTEM_CLOCK
+        self._store = store
+        self._rule = rule
+        self._policy = on_store_error
+        self._latest: AsyncHybridGate | None = None
+        self._patience: float | None = None
+
+    def gate(self) -> AsyncHybridGate:
+        loop = asyncio.get_running_loop()
+        latest = self._latest
+        if latest is not None and latest.loop is loop:
+            return latest
+        gates = self._store.loops
+        if loop not in gates:
+            for closed in [other for other in gates if other.is_closed()]:
+                del gates[closed]
+            gates[loop] = AsyncHybridGate(self._store, self._rule, self._policy)
+        self._latest = gates[loop]
+        return gates[loop]
+
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        gate = self.gate()
+        made = gate.try_local(key, permits) if self._patience is None else gate._hurried(key, permits, self._patience)
+        return made if isinstance(made, Decision) else await made
+
+    async def peek(self, key: str, permits: int = 1) -> Decision:
+        key, permits = check_key(key), check_permits(permits, self._rule.capacity, 0)
+        gate = self.gate()
+        return gate.member.table.peek(key, permits) or await gate._ask("peek", key, permits, self._patience)
+
+    async def refund(self, key: str, permits: int = 1) -> None:
+        self.gate()._give_back(key, permits)
+
+    async def reset(self, key: str) -> None:
+        await self.gate()._ask("reset", check_key(key), 0, self._patience)
+
+    def within(self, seconds: float) -> AsyncHybridGates:
+        gates = copy.copy(self)
+        gates._patience = seconds
+        return gates
+
+    def store_health(self) -> StoreHealth:
+        return self.gate().store_health()
+
+
+def _shared(store: RedisStore) -> ThreadSynchroniser:
+    """The synchroniser of *store* for threads: one for all limiters that are given the same store."""
+    found: ThreadSynchroniser | None = vars(store).get("_synchroniser")
+    if found is None:
+        found = vars(store).setdefault("_synchroniser", ThreadSynchroniser(store))  # kept there, to live as long
+    return found
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _farewell() -> None:
+    """Give back what is held when the process ends, a second at most in all."""
+    gates = [gate for store in list(_OPEN) for gate in store.gates]
+    for gate in gates:
+        gate.node.dismiss(gate.member)
+    until = monotonic() + FAREWELL
+    for gate in gates:
+        gate.synchroniser.settle(until - monotonic())
+
+
+atexit.register(_farewell)

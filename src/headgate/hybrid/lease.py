@@ -1,0 +1,263 @@
+"""One process's lease on one key: a pure state machine. No I/O, no clock; times are nanoseconds that somebody tells.
+
+A caller spends from `balance` while the lease lasts. A report (`report`) says what is held and asks for more; until
+its reply is taken in (`accept`) or given up (`lose`) there is no other. What goes back is taken from the balance
+*before* it is reported, what is granted is added, never set: callers go on spending while a report is under way.
+
+How much to hold and when to report follows demand: enough for one pause and the trip after it, and a root of that for
+chance. A key that is asked for now and then holds one spare permit; one that nobody asks for holds nothing.
+"""
+
+from __future__ import annotations
+
+from math import ceil, sqrt
+from typing import Any, Final
+
+from headgate.algorithms.arithmetic import times
+from headgate.hybrid.protocol import OK, VOID, Ask, Law, Reply, Style, serve
+
+MILLISECOND: Final = 1_000_000  # nanoseconds
+SECOND: Final = 1_000_000_000
+
+TICK: Final = 10 * MILLISECOND  # the synchroniser looks around so often, and makes trips no more often of its own
+TTL: Final = 6 * SECOND
+SPARE_TTL: Final = 30 * SECOND
+IDLE: Final = SECOND // 2  # without a caller: what is held goes back, but for a spare
+FORGOTTEN: Final = 20 * SECOND  # without a caller: the spare goes back too
+MARGIN: Final = 5 * MILLISECOND  # a lease ends here before it ends there, and clocks may differ by a thousandth
+QUICK: Final = SECOND // 20  # demand rises with this time constant
+SLOW: Final = SECOND  # and falls with this one
+
+
+class Lease:
+    """Units are those of the law: *cost* of them are a permit."""
+
+    __slots__ = (
+        "ack",
+        "asked_at",
+        "balance",
+        "beyond",
+        "counted_at",
+        "debt",
+        "demand",
+        "denied",
+        "deny_from",
+        "deny_until",
+        "due",
+        "ends",
+        "expires",
+        "flight",
+        "held",
+        "home",
+        "ill",
+        "key",
+        "lid",
+        "low",
+        "mark",
+        "nodes",
+        "others",
+        "pause",
+        "refund",
+        "returned",
+        "sent_at",
+        "share",
+        "slot",
+        "ttl",
+    )
+
+    def __init__(self, key: str, ack: int, now: int, home: Any = None) -> None:
+        self.key = key
+        self.home: Any = home  # the limiter it belongs to
+        # what callers touch
+        self.balance = 0
+        self.expires = 0
+        self.low = -1  # at this balance more should be fetched; -1: not now
+        self.beyond = 0  # units that were free in Redis at the last reply
+        self.ends = 0  # windows: when this one is over
+        self.deny_until = 0
+        self.deny_from = 0  # asks of at least so many units are denied until then
+        self.denied = 0  # units refused here since the last count
+        # what the ledger must know
+        self.lid = 0
+        self.ack = ack
+        self.flight = 0  # the number of the report under way, 0 for none
+        self.held = 0
+        self.returned = 0
+        self.refund = 0
+        self.debt = 0
+        self.sent_at = 0
+        self.ttl = 0
+        # demand, and what follows from it
+        self.mark = 0  # the balance as it would be with nothing spent since the last count
+        self.counted_at = now
+        self.asked_at = now
+        self.demand = 0.0  # permits a second
+        self.pause = 0
+        self.others = 0
+        self.nodes = 1
+        self.due = 0  # when to report next
+        self.slot = 0  # the tick at which the node looks at it
+        self.ill = 0  # until then Redis is not asked about this key: it answered with an error
+        self.share = 0  # during an outage: when this process's share of the bucket would be full, in units
+
+    def report(
+        self,
+        now: int,
+        seq: int,
+        node: str,
+        law: Law,
+        style: Style,
+        trip: int,
+        op: str,
+        needs: tuple[tuple[int, int], ...],
+    ) -> Ask:
+        """What to tell and to ask for; *trip* is how long a trip takes. Nothing else may be under way."""
+        self.count(now, law, needs)
+        if now >= self.expires:
+            self.balance = self.mark = self.lid = 0
+        want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
+        # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
+        keep = 0 if needs or op != "sync" else want
+        give = max(self.balance // law.cost - keep, 0)
+        if give:
+            self.deny_until = 0  # there will be something to have there
+        self.balance -= times(give, law.cost)
+        self.mark = self.balance
+        self.returned += give
+        self.held = self.balance // law.cost
+        self.flight = seq
+        self.sent_at = now
+        self.ttl = SPARE_TTL if spare else max(TTL, 3 * self.pause)
+        self.low = -1
+        milli = int(self.demand * 1000)
+        return Ask(
+            op, node, self.lid, seq, self.ack, self.held, self.returned, self.refund, self.debt, needs, want, spare,
+            milli, self.ttl // 1000,
+        )  # fmt: skip
+
+    def accept(self, now: int, reply: Reply, ask: Ask, law: Law, style: Style, trip: int) -> bool:
+        """Take in the reply to the report under way; whether it was one."""
+        if ask.seq != self.flight:
+            return False  # given up, and the ledger will be told so: it would be spent twice
+        self.flight = 0
+        if reply.status != OK:
+            if reply.status == VOID:  # the ledger does not know this lease: it ran out, or its data is gone
+                self.balance = self.mark = self.lid = self.expires = 0
+                self.ack = ask.seq
+            self.due = now
+            return False
+        self.ack = ask.seq
+        self.lid = reply.lid
+        self.refund -= ask.refund
+        self.debt -= ask.debt
+        self.share = 0
+        lost = self.held - (reply.out - reply.lease)
+        if lost > 0:  # a failover lost a grant: what is not counted there must not be spent here
+            missing = min(times(lost, law.cost), self.balance)
+            self.balance -= missing
+            self.mark -= missing
+        granted = times(reply.lease, law.cost)
+        self.balance += granted
+        self.mark += granted
+        lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
+        self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
+        self.ends = self.sent_at + reply.ends * 1000 if reply.ends else 0
+        self.beyond = max(reply.free, 0)
+        self.others = reply.others
+        self.nodes = max(reply.nodes, 1)
+        if ask.op == "release":
+            self.lid = self.expires = 0
+        if ask.op != "sync":
+            self.deny_until = self.pause = 0
+            self.due = now + IDLE
+        else:
+            self._pace(now, reply, ask, law, style, trip)
+        return True
+
+    def lose(self, now: int) -> None:
+        """Give up on the report under way: its reply will not be taken in any more. A refund is not told twice."""
+        self.flight = 0
+        self.refund = 0
+        self.due = now
+
+    def count(self, now: int, law: Law, needs: tuple[tuple[int, int], ...]) -> None:
+        """Learn from what was asked since the last time."""
+        asked = (self.mark - self.balance + self.denied) // law.cost
+        self.mark = self.balance
+        self.denied = 0
+        for many, permits in needs:
+            asked += many * permits
+        passed = float(max(now - self.counted_at, MILLISECOND))
+        self.counted_at = now
+        if asked > 0:
+            self.asked_at = now
+        seen = asked / passed * SECOND
+        self.demand += (seen - self.demand) * passed / (passed + (QUICK if seen > self.demand else SLOW))
+
+    def _want(self, now: int, law: Law, style: Style, trip: int) -> tuple[int, int]:
+        """Permits to hold, and whether they are a spare."""
+        idle = now - self.asked_at
+        if idle >= FORGOTTEN:
+            return 0, 0
+        if idle >= IDLE or self.demand * max(self.pause, SECOND // 2) < 2 * SECOND:
+            return 1, 1
+        # what is out on leases turns over once in a trip and a pause: more than may be leased, and leases only delay
+        rate = min(law.speed / 1000, self.demand * self.nodes)
+        if rate * ((trip + max(TICK, trip)) / SECOND) > style.leased / 1000 * law.limit:
+            return 0, 0
+        likely = self.demand * ((self.pause + trip * 3 // 2 + TICK) / SECOND)
+        return ceil(likely + sqrt(likely)), 0
+
+    def _pace(self, now: int, reply: Reply, ask: Ask, law: Law, style: Style, trip: int) -> None:
+        """Decide when to report next, what to refuse until then, and at what balance to fetch more."""
+        shortest = max(TICK, trip)
+        pause = min(max(reply.pause * 1000, shortest), style.longest * 1000)
+        pause = min(pause, 2 * self.pause) if self.pause else shortest  # slowly: nothing is known yet
+        self.pause = pause
+
+        self.deny_until = 0
+        if reply.wait > 0:
+            # With nobody else holding a lease nothing can come sooner than the ledger said, counted from when it was
+            # asked. Otherwise something may be given back any time, and the answer is good for a pause. So it is where
+            # more is asked for than comes in: what comes in meanwhile is not lost, and is fetched in one trip.
+            exact = reply.others == 0 and reply.free < law.cost
+            self.due = self.sent_at + reply.wait * 1000 if exact else now + pause
+            self.deny_until = self.due
+            self.deny_from = law.cost
+            if reply.busy and self.due <= now + pause:
+                self.due = now + pause
+                self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
+        else:
+            self._refuse_larger(reply, ask, law)
+            if ask.want:
+                likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
+                self.low = 0 if ask.spare else times(ceil(likely + 2 * sqrt(likely)), law.cost)
+            self.due = now + pause
+            if ask.spare or now - self.asked_at >= IDLE:
+                self.due = self.asked_at + FORGOTTEN
+        if self.balance > 0:
+            if not reply.ends or self.ttl < reply.ends * 1000:  # to report is to renew
+                self.due = min(self.due, max(self.expires - self.ttl // 4, now + shortest))
+            else:
+                self.due = min(self.due, self.ends)  # a window starts with nothing
+
+    def _refuse_larger(self, reply: Reply, ask: Ask, law: Law) -> None:
+        """Remember for how long a refused call of several permits cannot be granted, where that is certain."""
+        if reply.others or law.period:
+            return
+        served = serve(reply.before, law.cost, ask.needs)
+        refused = [permits for (count, permits), many in zip(ask.needs, served, strict=True) if many < count]
+        if refused:
+            least = times(min(refused), law.cost)
+            missing = least - reply.free - self.balance
+            if missing > 0:
+                self.deny_from = least
+                self.deny_until = self.sent_at + missing // law.rate * 1000
+
+    def worth(self) -> bool:
+        """Whether a report would say anything."""
+        return self.balance > 0 or self.mark != self.balance or self.denied > 0 or self.debt > 0 or self.refund > 0
+
+    def idle(self, now: int) -> bool:
+        """Whether nothing would be lost if it were forgotten."""
+        return not (self.flight or self.worth()) and now >= self.deny_until and now - self.asked_at >= IDLE

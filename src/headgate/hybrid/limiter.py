@@ -1,0 +1,107 @@
+"""`HybridLimiter` and `AsyncHybridLimiter`: decisions from a lease, without a round trip, and never one too many.
+
+    limiter = HybridLimiter("10000/second", store="redis://localhost:6379/0")
+    if limiter.try_acquire("tenant:42"):
+        ...
+
+The first decision about a key waits for one round trip; then a lease is held, and decisions are local. They have the
+methods of `Limiter` and `AsyncLimiter`, and `stats()`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Unpack
+
+from headgate.clock import Clock
+from headgate.hybrid.gates import HybridGate, HybridStore
+from headgate.hybrid.stats import Stats, stats_of
+from headgate.limiter import AsyncLimiter, Limiter
+from headgate.rule import Quotas
+from headgate.stores import Store, StoreOptions, open_store
+from headgate.stores.redis import RedisStore
+
+MAX_KEYS = 100_000
+
+Accuracy = Literal["high", "medium", "low"]
+Cold = Literal["wait", "optimistic"]
+
+
+class HybridLimiter(Limiter):
+    """`Limiter` on Redis without a round trip for each decision, and still never one too many.
+
+    quota           one quota, as for `Limiter`
+    store           the URL of a Redis, or a `RedisStore`; limiters that are given the same one share its trips
+    algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
+    name            tells limiters on one store apart
+    accuracy        high, medium or low: fewer trips against what a burst may find out on leases. None over-admits
+    cold            wait: the first decision about a key waits for Redis. optimistic: it is granted at once and charged
+                    afterwards, so each process may grant one call too many to a key that it has not seen for a while
+    on_store_error  what to answer when a lease is used up and Redis cannot be asked: local (a share of the rate by the
+                    number of processes last seen), deny, allow or raise
+    max_local_keys  leases that are held at most; the one unused longest goes back for a new one
+    clock           a `headgate.testing.ManualClock`, in tests
+    options         prefix, hash_keys, timeout, connect_timeout, max_connections
+    """
+
+    _gate: HybridGate
+
+    def __init__(
+        self,
+        quota: Quotas,
+        *,
+        store: str | RedisStore = "redis://localhost:6379/0",
+        algorithm: str = "token_bucket",
+        name: str = "default",
+        accuracy: Accuracy = "high",
+        cold: Cold = "wait",
+        on_store_error: str = "local",
+        max_local_keys: int = MAX_KEYS,
+        clock: Clock | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
+        super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
+        self._owned = True  # the leases are ours to give back, whoever the connections belong to
+
+    def stats(self) -> Stats:
+        """How it has decided so far; asks nobody."""
+        return stats_of([self._gate.member])
+
+
+class AsyncHybridLimiter(AsyncLimiter):
+    """`HybridLimiter` for asyncio: the same arguments, the same methods, awaited. An event loop has its own leases."""
+
+    store: Any
+
+    def __init__(
+        self,
+        quota: Quotas,
+        *,
+        store: str | RedisStore = "redis://localhost:6379/0",
+        algorithm: str = "token_bucket",
+        name: str = "default",
+        accuracy: Accuracy = "high",
+        cold: Cold = "wait",
+        on_store_error: str = "local",
+        max_local_keys: int = MAX_KEYS,
+        clock: Clock | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
+        super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
+        self._owned = True
+
+    def stats(self) -> Stats:
+        """How it has decided so far, in all event loops that are open; asks nobody."""
+        return stats_of([gate.member for gate in self.store.loops.values()])
+
+
+def _hybrid_store(
+    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
+) -> HybridStore:
+    if store == "memory://":
+        raise ValueError("HybridLimiter shares a limit through Redis; memory:// has nobody to share with: use Limiter")
+    opened, owned = open_store(store, clock, options)
+    if not isinstance(opened, RedisStore):
+        raise ValueError(f"HybridLimiter needs a Redis: a URL or a RedisStore, got {type(opened).__name__}")
+    return HybridStore(opened, owned, accuracy, cold, max_keys)

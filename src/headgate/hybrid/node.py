@@ -1,0 +1,506 @@
+"""All leases of a process on one Redis, and what to tell about them next. Pure: time is an argument, and nobody asks.
+
+A driver (a thread, a task, the simulator) repeats: `gather` what is due, ask Redis, `deliver` the replies or `fail`,
+then sleep for `pause`. One batch is under way at a time. Callers join in with `wait` when they cannot be served here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headgate.decision import Decision, answer, decision
+from headgate.hybrid.lease import IDLE, MILLISECOND, SECOND, TICK, Lease
+from headgate.hybrid.outage import Outage
+from headgate.hybrid.protocol import VOID, Ask, Law, Reply, Style, law_of, serve
+from headgate.hybrid.table import Table
+from headgate.rule import Rule
+
+BATCH = 64  # keys in one call of the script: they hold Redis for one or two milliseconds
+LAZY = 5 * TICK  # between looks while nobody calls
+FIRST_RETRY = 50 * MILLISECOND  # after a failure; then doubled up to the next
+LAST_RETRY = SECOND
+QUEUE = 10_000  # keys on their way out; beyond that leases are left to run out
+
+
+class Waiter:
+    """A caller who waits for Redis. *wake* is called when `result` is there."""
+
+    __slots__ = ("error", "op", "permits", "result", "wake")
+
+    def __init__(self, op: str, permits: int, wake: Callable[[], object]) -> None:
+        self.op = op  # take, peek or reset
+        self.permits = permits
+        self.wake = wake
+        self.result: Decision | None = None
+        self.error: Exception | None = None  # of the policy
+
+    def answer(self) -> Decision:
+        """The result, once it is there; or the error, raised."""
+        if self.error:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Member:
+    """One limiter's part in a node: its law, its leases, its policy, its figures."""
+
+    def __init__(
+        self,
+        node: Node,
+        rule: Rule,
+        style: Style,
+        on_store_error: str,
+        redis_key: Callable[[str], str],
+        read_clock: Callable[[], int],
+        remote: Callable[[str, int], Any],
+        max_keys: int,
+    ) -> None:
+        self.node = node
+        self.rule = rule
+        self.law: Law = law_of(rule)
+        self.style = style
+        self.outage = Outage(on_store_error, rule.name, rule.quotas[0])
+        self.redis_key = redis_key
+        self.max_keys = max_keys
+        units, law = rule.algorithm, self.law
+        self.table = Table(
+            units, law.period, law.kind == "counter", node.lock, node.thirsty, read_clock, remote, self.outage
+        )
+        self.id = new_id()
+        self.remote = self.denied = self.spent = self.syncs = self.burned = self.voided = 0
+
+    def enter(self, key: str, now: int) -> Lease:
+        """The lease of *key*, a new one if need be. The node's lock must be held."""
+        table = self.table
+        lease = table.leases.get(key)
+        if lease is None:
+            if len(table.leases) >= self.max_keys:
+                self._evict(now)
+            lease = Lease(key, self.node.seq, now, self)  # all earlier asks count as answered: they are not this one's
+            lease.nodes = self.node.seen
+            lease.due = now + SECOND
+            table.leases[key] = lease
+            self.node.schedule(lease)
+        return lease
+
+    def _evict(self, now: int) -> None:
+        """Make room: the key that nobody has asked for longest, of a few. What it holds goes back."""
+        leases, node = self.table.leases, self.node
+        few = [lease for lease, _ in zip(leases.values(), range(8), strict=False)]
+        oldest = min(few, key=lambda lease: (lease.debt > 0 or lease in node.waiting, lease.asked_at))
+        del leases[oldest.key]
+        node.leave(oldest)
+        for lease in few:  # the next look is at others
+            if lease is not oldest and lease.key in leases:
+                leases[lease.key] = leases.pop(lease.key)
+
+
+class Errand(NamedTuple):
+    """One ask, and for whom."""
+
+    lease: Lease
+    ask: Ask
+    waiters: Sequence[Waiter]
+
+    @property
+    def member(self) -> Member:
+        member: Member = self.lease.home
+        return member
+
+
+class Node:
+    """One process's, or one event loop's, side of the protocol."""
+
+    def __init__(self, dice: random.Random | None = None) -> None:
+        self.lock = threading.RLock()
+        self.thirsty: list[Lease] = []  # those that callers have drawn low; only ever appended to by callers
+        self.waiting: dict[Lease, list[Waiter]] = {}
+        self.leaving: list[Lease] = []
+        self.members: list[Member] = []
+        self.seq = 0
+        self.trip = MILLISECOND  # how long one takes, on average
+        self.seen = 1  # nodes at one key, lately
+        self.trips = 0
+        self.failures = 0  # trips, ever
+        self.failed = 0  # the same in a row
+        self.outages = 0  # times that all went well before
+        self.busy = False  # a batch is under way
+        self.down: Exception | None = None
+        self.retry_at = 0
+        self.last_trip = 0
+        self.active_at = 0
+        self._retry = FIRST_RETRY
+        self._wheel: dict[int, list[Lease]] = {}  # whom to look at, by tick
+        self._ticks: list[int] = []  # a heap of the same ticks
+        self._dice = dice or random.Random()
+
+    def renew(self) -> None:
+        """Start anew in the child of a fork: what the parent holds is the parent's."""
+        self.lock = threading.RLock()
+        self.thirsty.clear()
+        self.waiting, self.leaving, self._wheel, self._ticks = {}, [], {}, []
+        self._heard(None)
+        for member in self.members:
+            member.id = new_id()
+            member.table.leases.clear()
+            member.table.renew(self.lock)
+
+    # ------------------------------------------------------------------------------------------------ callers
+
+    def wait(self, member: Member, key: str, waiter: Waiter, now: int) -> bool:
+        """Queue *waiter*; or answer it at once, when Redis is known to be down. Whether it was answered."""
+        with self.lock:
+            if member not in self.members:  # it was closed, and is used again
+                self.members.append(member)
+                member.outage.down = self.down
+            lease = member.enter(key, now)
+            if waiter.op == "take":
+                member.remote += waiter.permits
+            if self.down is None and now >= lease.ill:
+                self.waiting.setdefault(lease, []).append(waiter)
+                return False
+            if self.down is not None:
+                lease.due = min(lease.due, self.retry_at)
+                self.schedule(lease)
+            self._policy(lease, waiter, now)
+            return True
+
+    def abandon(self, member: Member, key: str, waiter: Waiter) -> None:
+        """Nobody waits any more: what is, or will be, taken for *waiter* goes back."""
+
+        def settle() -> None:
+            if waiter.op == "take" and waiter.result is not None and waiter.result.allowed:
+                self.refund(member, key, waiter.permits, member.table.read_clock())
+
+        with self.lock:
+            waiter.wake = settle
+            if waiter.result is not None:
+                settle()
+
+    def give_up(self, member: Member, key: str, waiter: Waiter, now: int) -> Decision:
+        """The policy's word for one who cannot wait any longer."""
+        with self.lock:
+            if waiter.result is None and waiter.error is None:
+                lease = member.enter(key, now)
+                self.abandon(member, key, waiter)
+                late = Waiter(waiter.op, waiter.permits, lambda: None)
+                self._policy(lease, late, now, TimeoutError("no answer in the time that the caller had"))
+                return late.answer()
+        return waiter.answer()
+
+    def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
+        """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
+        with self.lock:
+            if key in member.table.leases:
+                return None
+            lease = member.enter(key, now)
+            lease.debt += permits
+            lease.due = now
+            self.schedule(lease)
+            self.last_trip = min(self.last_trip, now - TICK)
+            limit = member.law.limit
+            return decision(True, limit, limit - permits)
+
+    def refund(self, member: Member, key: str, permits: int, now: int) -> None:
+        """Give back what can be given back here, and tell Redis of the rest with the next report."""
+        with self.lock:
+            lease = member.enter(key, now)
+            if not member.table.refund(key, permits):
+                lease.due = now
+                self.schedule(lease)
+
+    def leave(self, lease: Lease) -> None:
+        """See to it that what *lease* holds goes back; it is in no table any more."""
+        if ((lease.lid and lease.worth()) or lease.debt) and len(self.leaving) < QUEUE:
+            self.leaving.append(lease)
+
+    def forget(self, member: Member) -> None:
+        """*member* is closed; should it be used again, it joins again."""
+        with self.lock:
+            if member in self.members:
+                self.members.remove(member)
+
+    def dismiss(self, member: Member) -> None:
+        """Give back everything that *member* holds."""
+        with self.lock:
+            leases = list(member.table.leases.values())
+            member.table.leases.clear()
+            for lease in leases:
+                if waiters := self.waiting.pop(lease, None):
+                    self._answer_all(lease, waiters, 0)
+                self.leave(lease)
+
+    # ------------------------------------------------------------------------------------------------- driver
+
+    def gather(self, now: int) -> list[Errand]:
+        """What to ask now, at most a batch; nothing may be under way."""
+        with self.lock:
+            if self.down is not None and now < self.retry_at:
+                return []
+            if not self.waiting and now < self.last_trip + TICK:
+                return []
+            few = BATCH if self.down is None else 1
+            picked: dict[Lease, str] = {}
+            for lease in list(self.waiting):
+                if len(picked) >= few:
+                    break
+                if self._still_waiting(lease, now):
+                    picked[lease] = "sync"
+            while self.leaving and len(picked) < few:
+                lease = self.leaving.pop()
+                if lease.debt or now < lease.expires:
+                    picked[lease] = "release"
+            while self.thirsty and len(picked) < few:
+                lease = self.thirsty.pop()
+                if lease.home.table.leases.get(lease.key) is lease:
+                    picked.setdefault(lease, "sync")
+            self._turn(now, picked, few)
+            errands = [self._errand(lease, op, now) for lease, op in picked.items()]
+            if errands:
+                self.last_trip = self.active_at = now
+                self.busy = True
+            return errands
+
+    def deliver(self, now: int, errands: Sequence[Errand], replies: Sequence[Reply | str]) -> None:
+        """Take in what Redis said."""
+        told = [reply for reply in replies if isinstance(reply, str) and "WRONGTYPE" not in reply]
+        if told and len(told) == len(replies):  # no right, no memory, read-only: nothing about a single key
+            self.fail(now, errands, RuntimeError(told[0]))
+            return
+        with self.lock:
+            self.trips += 1
+            self.failed = 0
+            self._retry = FIRST_RETRY
+            self._heard(None)
+            self.trip += (now - self.last_trip - self.trip) // 5
+        for errand, reply in zip(errands, replies, strict=True):
+            with self.lock:
+                if isinstance(reply, str):
+                    self._refused(errand, now, RuntimeError(reply))
+                else:
+                    self._told(errand, reply, now)
+
+    def fail(self, now: int, errands: Sequence[Errand], error: Exception) -> None:
+        """Redis did not answer: callers get the policy's word, leases last as long as they last."""
+        with self.lock:
+            self.failures += 1
+            self.failed += 1
+            self.outages += self.down is None
+            self._heard(error)
+            self.retry_at = now + int(self._retry * self._dice.uniform(0.8, 1.2))
+            self._retry = min(2 * self._retry, LAST_RETRY)
+            for errand in errands:
+                self._refused(errand, now, error)
+                errand.lease.due = self.retry_at
+                errand.lease.ill = 0
+                if errand.ask.op == "release":
+                    self.leaving.append(errand.lease)
+                else:
+                    self.schedule(errand.lease)
+            waiting, self.waiting = self.waiting, {}
+            for lease, waiters in waiting.items():
+                self._answer_all(lease, waiters, now)
+
+    def pause(self, now: int) -> float | None:
+        """Seconds until `gather` may have something; None: nothing will come but by a caller who waits."""
+        if self.down is not None:
+            until = max(self.retry_at, now + TICK) if self._wheel or self.leaving else None
+        elif self.waiting:
+            return 0.0
+        elif self.leaving or self.thirsty:
+            until = self.last_trip + TICK
+        elif any(member.table.leases for member in self.members):
+            until = now + (TICK if now - self.active_at < SECOND else LAZY)
+        else:
+            until = None
+        return None if until is None else max(until - now, 0) / SECOND
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _turn(self, now: int, picked: dict[Lease, str], few: int) -> None:
+        """Pick the leases whose time has come, and forget those that hold nothing and that nobody asks for."""
+        tick = now // TICK
+        while self._ticks and self._ticks[0] <= tick:
+            turned = heapq.heappop(self._ticks)
+            leases = self._wheel.pop(turned)
+            while leases:
+                lease = leases.pop()
+                if lease.slot != turned:
+                    continue  # it was looked at for another reason, and has another place by now
+                lease.slot = 0
+                table = lease.home.table
+                if table.leases.get(lease.key) is not lease:
+                    continue
+                if lease.due // TICK > tick:
+                    self.schedule(lease)
+                elif lease in picked:
+                    continue
+                elif self.down is not None:  # whatever there is to say: somebody has to find out
+                    if len(picked) < few:
+                        picked[lease] = "sync"
+                    else:
+                        lease.due = self.retry_at + SECOND
+                        self.schedule(lease)
+                elif lease.idle(now):
+                    del table.leases[lease.key]
+                elif not lease.worth():
+                    lease.due = max(lease.deny_until, lease.asked_at + IDLE, now + TICK)
+                    self.schedule(lease)
+                elif len(picked) < few:
+                    picked[lease] = "sync"
+                else:
+                    self._place(lease, tick + 1)
+
+    def _still_waiting(self, lease: Lease, now: int) -> bool:
+        """Serve those who wait for what has come meanwhile; whether somebody is left."""
+        member: Member = lease.home
+        table, waiters = member.table, self.waiting[lease]
+        while waiters and waiters[0].op == "take" and table.take(lease, waiters[0].permits * table.cost, now):
+            waiter = waiters.pop(0)
+            member.spent -= waiter.permits  # it was counted when it began to wait
+            spare = lease.balance + lease.beyond
+            self._tell(waiter, answer(True, table.units, spare, table.reset(lease, now, spare), 0))
+        if not waiters:
+            del self.waiting[lease]
+        return bool(waiters)
+
+    def _errand(self, lease: Lease, op: str, now: int) -> Errand:
+        member: Member = lease.home
+        waiters: Sequence[Waiter] = ()
+        queued = self.waiting.pop(lease, None)
+        if queued:  # the first of them that want the same; the others have the next trip
+            wish = queued[0].op
+            many = next((i for i, waiter in enumerate(queued) if waiter.op != wish), len(queued))
+            waiters = queued[:many]
+            if many < len(queued):
+                self.waiting[lease] = queued[many:]
+            op = {"take": "sync", "peek": "peek", "reset": "reset"}[wish]
+        if op == "peek":
+            return Errand(lease, Ask("peek", member.id, 0, 0, 0, 0, 0, 0, 0, (), 0, 0, 0, TICK), waiters)
+        self.seq += 1
+        needs: list[tuple[int, int]] = []
+        for waiter in waiters if op == "sync" else ():
+            if needs and needs[-1][1] == waiter.permits:
+                needs[-1] = (needs[-1][0] + 1, waiter.permits)
+            else:
+                needs.append((1, waiter.permits))
+        if lease.expires and now >= lease.expires:
+            member.burned += lease.balance // member.law.cost
+        member.spent += (lease.mark - lease.balance) // member.law.cost
+        member.denied += lease.denied // member.law.cost
+        ask = lease.report(now, self.seq, member.id, member.law, member.style, self.trip, op, tuple(needs))
+        return Errand(lease, ask, waiters)
+
+    def _told(self, errand: Errand, reply: Reply, now: int) -> None:
+        lease, ask, member = errand.lease, errand.ask, errand.member
+        member.syncs += 1
+        if ask.op == "peek":
+            for waiter in errand.waiters:
+                self._tell(waiter, self._standing(lease, reply, waiter.permits, now))
+            return
+        if lease.accept(now, reply, ask, member.law, member.style, self.trip):
+            self.seen = max(reply.nodes, self.seen - (self.seen - reply.nodes) // 16)
+            self._serve(errand, reply, now)
+        else:
+            member.voided += reply.status == VOID
+            if errand.waiters:
+                self.waiting[lease] = [*errand.waiters, *self.waiting.get(lease, ())]
+        if ask.op != "release":
+            self.schedule(lease)
+
+    def _serve(self, errand: Errand, reply: Reply, now: int) -> None:
+        """Tell each who waited what became of it."""
+        lease, member = errand.lease, errand.member
+        if errand.ask.op == "reset":
+            for waiter in errand.waiters:
+                self._tell(waiter, self._standing(lease, reply, 0, now))
+            return
+        waiters = iter(errand.waiters)
+        served = serve(reply.before, member.law.cost, errand.ask.needs)
+        for (count, permits), many in zip(errand.ask.needs, served, strict=True):
+            for place in range(count):
+                made = self._decision(lease, reply, permits, place < many, now)
+                self._tell(next(waiters), made)
+
+    def _decision(self, lease: Lease, reply: Reply, permits: int, allowed: bool, now: int) -> Decision:
+        table, law = lease.home.table, lease.home.law
+        total = reply.free + lease.balance
+        if allowed:
+            return answer(True, table.units, max(total, 0), table.reset(lease, now, max(total, 0)), 0)
+        price = permits * law.cost
+        spare = max(min(total, price - 1), 0)
+        wait = -((now - lease.deny_until) // 1000) if price >= lease.deny_from else 0  # it is refused here until then
+        if law.period:
+            return answer(False, table.units, spare, table.over(lease, now), max(wait, reply.wait) or reply.ends)
+        return answer(False, table.units, spare, law.room - spare, max(price - total, wait * law.rate))
+
+    def _standing(self, lease: Lease, reply: Reply, permits: int, now: int) -> Decision:
+        """The answer to a peek."""
+        table, law = lease.home.table, lease.home.law
+        spare = max(reply.free + (lease.balance if now < lease.expires else 0), 0)
+        ends = reply.ends + (law.period if law.kind == "counter" else 0)
+        price = permits * law.cost
+        after = spare - price
+        if after >= 0:
+            return answer(True, table.units, after, ends if law.period else law.room - after, 0)
+        return answer(False, table.units, spare, ends if law.period else law.room - spare, reply.ends or -after)
+
+    def _refused(self, errand: Errand, now: int, error: Exception) -> None:
+        """One key's ask got no answer."""
+        lease = errand.lease
+        if errand.ask.op != "peek":
+            lease.lose(now)
+            lease.due = lease.ill = now + SECOND
+            if errand.ask.op != "release":
+                self.schedule(lease)
+        for waiter in errand.waiters:
+            self._policy(lease, waiter, now, error)
+
+    def _heard(self, error: Exception | None) -> None:
+        """Redis answers, or it does not."""
+        self.down = error
+        for member in self.members:
+            member.outage.down = error
+
+    def _answer_all(self, lease: Lease, waiters: Sequence[Waiter], now: int) -> None:
+        for waiter in waiters:
+            self._policy(lease, waiter, now)
+
+    def _policy(self, lease: Lease, waiter: Waiter, now: int, error: Exception | None = None) -> None:
+        outage: Outage = lease.home.outage
+        if waiter.op == "reset":
+            lease.debt = lease.share = 0
+        before, outage.down = outage.down, error or outage.down
+        try:
+            waiter.result = (outage.take if waiter.op == "take" else outage.peek)(lease, waiter.permits, now)
+        except Exception as refusal:
+            waiter.error = refusal
+        outage.down = before
+        waiter.wake()
+
+    def _tell(self, waiter: Waiter, made: Decision) -> None:
+        waiter.result = made
+        waiter.wake()
+
+    def schedule(self, lease: Lease) -> None:
+        """Look at *lease* when it is due, or before if it has an earlier place already."""
+        self._place(lease, max(lease.due // TICK, 1))
+
+    def _place(self, lease: Lease, tick: int) -> None:
+        if lease.slot == 0 or tick < lease.slot:
+            lease.slot = tick
+            if tick not in self._wheel:
+                self._wheel[tick] = []
+                heapq.heappush(self._ticks, tick)
+            self._wheel[tick].append(lease)
+
+
+def new_id() -> str:
+    """A name that no other process has."""
+    return os.urandom(8).hex()

@@ -1,0 +1,57 @@
+"""How a hybrid limiter has decided: figures to look at now, and to export later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headgate.hybrid.node import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Permits, since the limiter was made; `keys`, `held` and `unreported` as of now."""
+
+    local: int  # asked for and decided without waiting
+    remote: int  # asked for by callers who had to wait for Redis
+    degraded: int  # calls that the policy answered
+    syncs: int  # reports, one for each key
+    trips: int  # round trips that carried them, those of other limiters on the same store included
+    failures: int  # trips that failed
+    keys: int  # that are known here
+    held: int  # permits on lease here
+    unreported: int  # spent here, not known to Redis yet: the divergence of the two
+    burned: int  # permits of leases that ran out before they were spent
+    voided: int  # leases that Redis did not know any more
+    trip_seconds: float  # how long a trip takes, on average
+    nodes: int  # processes at one key, lately
+    backend: str  # "up" or "down"
+
+    @property
+    def local_ratio(self) -> float:
+        """The part of all decisions that waited for nobody."""
+        total = self.local + self.remote
+        return self.local / total if total else 1.0
+
+
+def stats_of(members: Sequence[Member]) -> Stats:
+    """The figures of *members*, added up."""
+    nodes = {member.node for member in members}
+    leases = [(lease, member.law.cost) for member in members for lease in list(member.table.leases.values())]
+    fresh = sum((lease.mark - lease.balance + lease.denied) // cost for lease, cost in leases)
+    return Stats(
+        local=sum(member.spent + member.denied for member in members) + fresh,
+        remote=sum(member.remote for member in members),
+        degraded=sum(member.outage.answers for member in members),
+        syncs=sum(member.syncs for member in members),
+        trips=sum(node.trips for node in nodes),
+        failures=sum(node.failures for node in nodes),
+        keys=len(leases),
+        held=sum(lease.balance // cost for lease, cost in leases),
+        unreported=sum(max(lease.mark - lease.balance, 0) // cost for lease, cost in leases),
+        burned=sum(member.burned for member in members),
+        voided=sum(member.voided for member in members),
+        trip_seconds=max((node.trip for node in nodes), default=0) / 1e9,
+        nodes=max((node.seen for node in nodes), default=1),
+        backend="down" if any(node.down for node in nodes) else "up",
+    )

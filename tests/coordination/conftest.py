@@ -1,0 +1,35 @@
+"""Where a tool keeps its state: memory, then a real server."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.stores.redis import RedisStore
+from tests.faults.conftest import _cluster, cluster, node, sentinels
+from tests.servers import KINDS, Server
+
+__all__ = ["_cluster", "cluster", "node", "sentinels"]
+
+
+@pytest.fixture(params=["memory", KINDS[0]])
+def url(request: pytest.FixtureRequest, servers: dict[str, Server]) -> str:
+    """Memory's, whose states nobody clears: tests take names of their own; then an empty server's."""
+    if request.param == "memory":
+        return "memory://"
+    if request.param not in servers:
+        servers[request.param] = Server(request.param)
+    servers[request.param].flush()
+    return f"{servers[request.param].url}?timeout=10"
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has."""
+    return str(request.node.name)[-200:]
+
+
+@pytest.fixture
+def store(redis_server: Server) -> Iterator[RedisStore]:
+    store = RedisStore(redis_server.url, timeout=10)
+    yield store
+    store.close()

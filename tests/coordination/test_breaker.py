@@ -1,0 +1,383 @@
+"""Three states, a fleet that agrees on them, and never more probes than asked for."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker
+from headgate.errors import CircuitOpen, HeadgateError, InvalidKey
+from headgate.testing import ManualClock
+from tests.faults.clusters import wait_until
+from tests.servers import Server, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = 20.0
+
+
+def fail(breaker: CircuitBreaker, times: int = 1) -> None:
+    for _ in range(times):
+        with pytest.raises(ZeroDivisionError), breaker:
+            print(1 / 0)
+
+
+def test_the_three_states(url: str, name: str, clock: ManualClock) -> None:
+    """By hand, with the defaults of the document: 3 failures, 10 minutes, 3 successes."""
+    breaker = CircuitBreaker(name, store=url, clock=clock)
+    assert breaker.state == "CLOSED"
+    breaker.record_failure()
+    breaker.record_failure()
+    breaker.record_success()
+    breaker.record_failure()
+    breaker.record_failure()
+    assert breaker.state == "CLOSED", "they must be in a row"
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+    assert not breaker.try_recover()
+    clock.advance(599.9)
+    assert not breaker.try_recover()
+    clock.advance(0.1)
+    assert breaker.state == "OPEN"
+    assert breaker.try_recover()
+    assert breaker.state == "HALF_OPEN"
+    assert not breaker.try_recover()
+    breaker.record_success()
+    breaker.record_success()
+    assert breaker.state == "HALF_OPEN"
+    breaker.record_success()
+    assert breaker.state == "CLOSED"
+
+
+def test_with(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, open_for=60.0, clock=clock)
+    fail(breaker, 3)
+    with pytest.raises(CircuitOpen) as caught, breaker:
+        raise AssertionError("it is open")
+    assert caught.value.retry_after == 60.0
+    assert name in str(caught.value)
+    clock.advance(59)
+    with pytest.raises(CircuitOpen) as caught, breaker:
+        raise AssertionError("it is open")
+    assert caught.value.retry_after == 1.0
+    clock.advance(1)
+    with breaker:
+        assert breaker.state == "HALF_OPEN"
+    fail(breaker)
+    assert breaker.state == "OPEN", "one failure is enough now"
+    clock.advance(60)
+    for _ in range(3):
+        assert breaker.call(max, 1, 2) == 2
+    assert breaker.state == "CLOSED"
+
+
+async def test_async(url: str, name: str, clock: ManualClock) -> None:
+    breaker = AsyncCircuitBreaker(name, store=url, failures=2, open_for=60.0, successes=2, clock=clock)
+
+    async def bad() -> None:
+        print(1 / 0)
+
+    async def good(value: int) -> int:
+        return value
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await breaker.call(bad)
+    assert await breaker.state == "OPEN"
+    assert CircuitBreaker(name, store=url, clock=clock).state == "OPEN", "threads and tasks share it"
+    with pytest.raises(CircuitOpen):
+        await breaker.call(good, 5)
+    clock.advance(60)
+    assert await breaker.try_recover()
+    assert await breaker.call(good, 5) == 5
+    await breaker.record_success()
+    assert await breaker.state == "CLOSED"
+    await breaker.record_failure()
+    await breaker.force_open()
+    await breaker.reset()
+    await breaker.force_closed()
+    assert await breaker.state == "CLOSED"
+
+
+async def test_a_cancelled_probe_frees_its_place(url: str, name: str, clock: ManualClock) -> None:
+    breaker = AsyncCircuitBreaker(name, store=url, open_for=1.0, successes=1, clock=clock)
+    for _ in range(3):
+        await breaker.record_failure()
+    clock.advance(1)
+    inside = asyncio.Event()
+
+    async def slow() -> None:
+        inside.set()
+        await asyncio.sleep(LONG)
+
+    probe = asyncio.create_task(breaker.call(slow))
+    await inside.wait()
+    with pytest.raises(CircuitOpen):
+        await breaker.call(asyncio.sleep, 0)
+    probe.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probe
+    await breaker.call(asyncio.sleep, 0)
+    assert await breaker.state == "CLOSED", "it counted as nothing, and the next as a success"
+
+
+def test_ignored(url: str, name: str, clock: ManualClock) -> None:
+    by_type = CircuitBreaker(name, store=url, failures=1, ignore=(ZeroDivisionError,), clock=clock)
+    by_function = CircuitBreaker(name, store=url, ignore=lambda error: "zero" in str(error), clock=clock)
+    fail(by_type, 5)
+    fail(by_function, 5)
+    assert by_type.state == "CLOSED"
+    with pytest.raises(KeyboardInterrupt), by_type:
+        raise KeyboardInterrupt
+    assert by_type.state == "CLOSED"
+    with pytest.raises(KeyError), by_type:
+        raise KeyError
+    assert by_type.state == "OPEN"
+
+
+def test_a_bad_answer_that_is_no_exception(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, failures=2, clock=clock)
+    for _ in range(2):
+        with breaker:
+            breaker.record_failure()  # the end of the block is no success after that
+    assert breaker.state == "OPEN"
+
+
+def test_late_results(url: str, name: str, clock: ManualClock) -> None:
+    """A call that began before the breaker opened ends when it is half open: that is nobody's probe."""
+    breaker, entered, leave = CircuitBreaker(name, store=url, clock=clock), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        entered.set()
+        assert leave.wait(LONG)
+        breaker.record_failure()
+
+    thread = threading.Thread(target=breaker.call, args=(slow,))
+    thread.start()
+    assert entered.wait(LONG)
+    fail(breaker, 3)
+    clock.advance(600)
+    assert breaker.try_recover()
+    leave.set()
+    thread.join()
+    assert breaker.state == "HALF_OPEN"
+
+
+def test_50_workers_and_one_half_open_breaker(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, open_for=1.0, successes=3, lease=5.0, clock=clock)
+    breaker.force_open()
+    breaker.reset()
+    fail(breaker, 3)
+    clock.advance(1)
+    through, refused = [], []
+    done, start = threading.Event(), threading.Barrier(50)
+
+    def work() -> None:
+        mine = CircuitBreaker(name, store=url, open_for=1.0, successes=3, lease=5.0, clock=clock)
+        start.wait()
+        try:
+            with mine:
+                through.append(1)
+                done.wait(LONG)
+        except CircuitOpen as error:
+            refused.append(error.retry_after)
+
+    threads = [threading.Thread(target=work) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(through) + len(refused) == 50, "all have been answered")
+    assert len(through) == 3
+    assert all(0 < wait <= 5.0 for wait in refused)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert breaker.state == "CLOSED"
+
+
+def test_a_probe_that_never_ends(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, open_for=1.0, successes=1, lease=5.0, clock=clock)
+    fail(breaker, 3)
+    clock.advance(1)
+    breaker.__enter__()  # and dies
+    refused = 0
+    for _ in range(10):
+        try:
+            with breaker:
+                break
+        except CircuitOpen:
+            refused += 1
+            clock.advance(1)
+    assert refused == 5
+    assert breaker.state == "CLOSED"
+
+
+def test_rate(url: str, name: str, clock: ManualClock) -> None:
+    """One in three is fine, however many are in a row; half of them is not. What is old is forgotten."""
+    breaker = CircuitBreaker(name, store=url, rate=0.5, window=60.0, min_calls=10, clock=clock)
+    for number in range(30):
+        breaker.record_failure() if number % 3 == 0 else breaker.record_success()
+        clock.advance(0.1)
+    assert breaker.state == "CLOSED"
+    clock.advance(70)
+    for _ in range(9):
+        breaker.record_failure()
+    assert breaker.state == "CLOSED", "too few to tell"
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+
+
+def test_listeners_hear_each_change_once(url: str, name: str, clock: ManualClock) -> None:
+    heard: list[tuple[str, str, str]] = []
+    fleet = [
+        CircuitBreaker(name, store=url, on_change=lambda *change: heard.append(change), clock=clock) for _ in "abc"
+    ]
+    for breaker in fleet:
+        breaker.record_failure()
+    clock.advance(600)
+    for breaker in fleet:
+        with breaker:
+            pass
+    states = [(was, now) for _, was, now in heard]
+    assert states == [("CLOSED", "OPEN"), ("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]
+
+
+def test_a_listener_that_fails_is_nobody_elses_trouble(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, failures=1, on_change=lambda *_: print(1 / 0), clock=clock)
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+
+
+def test_forced(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, clock=clock)
+    breaker.force_open()
+    clock.advance(86_400)
+    with pytest.raises(CircuitOpen), breaker:
+        raise AssertionError("it is open")
+    assert not breaker.try_recover()
+    breaker.force_closed()
+    fail(breaker, 10)
+    assert breaker.state == "CLOSED"
+    breaker.reset()
+    fail(breaker, 3)
+    assert breaker.state == "OPEN"
+    breaker.reset()
+    assert breaker.state == "CLOSED"
+
+
+def test_no_lock_is_held_while_calls_run(url: str, name: str) -> None:
+    breaker, barrier = CircuitBreaker(name, store=url), threading.Barrier(5)
+    threads = [threading.Thread(target=breaker.call, args=(barrier.wait, LONG)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not barrier.broken, "five calls were inside at once"
+
+
+def test_in_redis(redis_server: Server) -> None:
+    breaker = CircuitBreaker("api", store=redis_server.url, open_for=60)
+    breaker.record_failure()
+    client = redis_server.client()
+    assert client.type("circuit_breaker:{api}") == "hash"
+    assert client.hgetall("circuit_breaker:{api}")["state"] == "CLOSED"
+    assert client.hgetall("circuit_breaker:{api}")["consecutive_failures"] == "1"
+    breaker.record_failure()
+    breaker.record_failure()
+    assert client.hgetall("circuit_breaker:{api}")["state"] == "OPEN"
+    assert client.pttl("circuit_breaker:{api}") > 60_000
+    assert all(client.pttl(key) > 0 for key in client.keys("*"))
+
+
+def test_redis_is_down(name: str) -> None:
+    """A breaker of the same rules in this process, shared by all of the same name."""
+    url = f"redis://127.0.0.1:{free_port()}?timeout=0.5"
+    breaker = CircuitBreaker(name, store=url, open_for=0.5)
+    assert breaker.state == "CLOSED"
+    fail(breaker, 3)
+    with pytest.raises(CircuitOpen), CircuitBreaker(name, store=url, open_for=0.5):
+        raise AssertionError("it is open")
+    wait_until(breaker.try_recover, "it recovers")
+    for _ in range(3):
+        with breaker:
+            pass
+    assert breaker.state == "CLOSED"
+    breaker.close()
+
+
+def test_redis_goes_away_in_mid_call(mortal_server: Server, name: str) -> None:
+    breaker = CircuitBreaker(name, store=f"{mortal_server.url}?timeout=0.5", failures=2)
+    with breaker:
+        mortal_server.kill()
+        breaker.record_failure()
+    fail(breaker)
+    assert breaker.state == "OPEN"
+    mortal_server.restart()
+    wait_until(lambda: breaker.state == "CLOSED", "Redis decides again, and knows nothing")
+    breaker.close()
+
+
+PROBE = """
+import sys, time
+from headgate.coordination import CircuitBreaker
+with CircuitBreaker(sys.argv[2], store=sys.argv[1], open_for=0.2, successes=1, lease=1.5):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None:
+    breaker = CircuitBreaker(name, store=redis_server.patient_url, open_for=0.2, successes=1, lease=1.5)
+    fail(breaker, 3)
+    time.sleep(0.2)
+    probe = subprocess.Popen(
+        [sys.executable, "-c", PROBE, redis_server.patient_url, name], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert probe.stdout and probe.stdout.readline() == b"in\n"
+    with pytest.raises(CircuitOpen) as caught, breaker:
+        raise AssertionError("the probe has the only place")
+    assert caught.value.retry_after <= 1.5
+    os.kill(probe.pid, signal.SIGKILL)
+    probe.communicate()
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            with breaker:
+                break
+        except CircuitOpen:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert breaker.state == "CLOSED"
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, InvalidKey, "256"),
+    ({"name": "x", "failures": 0}, ValueError, "failures"),
+    ({"name": "x", "failures": 1.5}, ValueError, "failures"),
+    ({"name": "x", "successes": 0}, ValueError, "successes"),
+    ({"name": "x", "open_for": 0}, ValueError, "open_for"),
+    ({"name": "x", "open_for": float("nan")}, ValueError, "open_for"),
+    ({"name": "x", "lease": -1}, ValueError, "lease"),
+    ({"name": "x", "rate": 0}, ValueError, "rate"),
+    ({"name": "x", "rate": 1.5}, ValueError, "rate"),
+    ({"name": "x", "window": "60"}, ValueError, "window"),
+    ({"name": "x", "min_calls": True}, ValueError, "min_calls"),
+]
+
+
+@pytest.mark.parametrize("door", [CircuitBreaker, AsyncCircuitBreaker])
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
+)
+def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        door(**arguments)
+
+
+def test_the_tree() -> None:
+    assert issubclass(CircuitOpen, HeadgateError)

@@ -1,0 +1,63 @@
+"""The breaker in Lua and the breaker in Python are one breaker, and it keeps its promises in every trace."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.coordination.breaker import MACHINE
+from tests.coordination.twins import Twins, examples
+from tests.servers import Server
+
+SECOND = 1_000_000
+RULES = (3, 10 * SECOND, 2, 4 * SECOND)  # failures, open_for, successes, lease
+IN_A_ROW = (*RULES, 0, 60 * SECOND, 5)
+BY_RATE = (*RULES, 500_000, 20 * SECOND, 4)
+
+IDS = st.sampled_from("abcdefgh")
+OUTCOMES = st.sampled_from(["success", "failure", "failure", "failure", "ignored"])
+ACTIONS = st.one_of(
+    st.tuples(st.just("admit"), IDS, st.just(-1), st.just("")),
+    st.tuples(st.just("report"), IDS, st.sampled_from([-1, 0, 1, 2]), OUTCOMES),  # 1 and 2 ago, for 1 and 2
+    st.tuples(st.just("recover"), IDS, st.just(-1), st.just("")),
+    st.tuples(st.just("look"), IDS, st.just(-1), st.just("")),
+    st.tuples(st.just("force"), IDS, st.just(-1), st.sampled_from(["OPEN", "CLOSED", "", ""])),
+    st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 2.0, 4.0, 10.0])),
+    st.tuples(st.just("advance"), st.sampled_from([0.1])),
+)
+
+
+def test_every_trace(redis_server: Server) -> None:
+    @settings(max_examples=examples())
+    @given(st.sampled_from([IN_A_ROW, BY_RATE]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
+    def check(rules: tuple[int, ...], trace: list[tuple[tuple[Any, ...], int]]) -> None:
+        twins = Twins(MACHINE, redis_server)
+        number, state, probes = 0, "CLOSED", dict[str, int]()
+        for serial, ((op, *arguments), times) in enumerate(trace):
+            if op == "advance":
+                twins.clock.advance(arguments[0])
+                continue
+            id, ago, outcome = arguments
+            if op in ("force", "recover"):
+                id = f"{id}{serial}"  # ids of one kind of call are never used again
+            gen = ago if ago < 0 else max(number - ago, 0)
+            answer = twins.step(op, id, gen, outcome, *rules, times=times)
+            allowed, now_state, now_number, probe, wait = answer[:5]
+            assert now_number >= number
+            assert wait >= 0
+            if now_number != number:
+                probes = {}
+            if op == "report" and gen >= 0 and gen != number:
+                assert now_number == number, "a late result changed the state"
+            if op == "report":
+                probes.pop(id, None)
+            number, state = now_number, now_state
+            probes = {who: until for who, until in probes.items() if until > twins.clock.now()}
+            if op == "admit" and allowed:
+                assert state != "OPEN"
+                if probe:
+                    probes.setdefault(id, twins.clock.now() + RULES[3])
+            assert len(probes) <= RULES[2]
+        twins.close()
+
+    check()

@@ -1,0 +1,52 @@
+"""What an HTTP answer says, in every way in which servers say it."""
+
+import pytest
+
+from headgate.coordination.feedback import LONGEST, TOO_MANY, Feedback, feedback
+
+DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
+IN_A_MINUTE = "Sun, 06 Nov 1994 08:50:37 GMT"
+
+# status   headers   outcome   cooldown   retire
+ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
+    (200, {}, "success", 0, False),
+    (304, {}, "success", 0, False),
+    (404, {}, "success", 0, False),
+    (403, {}, "success", 0, False),
+    (401, {}, "", 0, True),
+    (408, {}, "failure", 0, False),
+    (500, {}, "failure", 0, False),
+    (503, {"Retry-After": "7"}, "failure", 7, False),
+    (429, {}, "", TOO_MANY, False),
+    (429, {"retry-after": "120"}, "", 120, False),
+    (429, {"Retry-After": "1.5"}, "", 1.5, False),
+    (429, {"Retry-After": " 5 "}, "", 5, False),
+    (429, {"Retry-After": "soon"}, "", TOO_MANY, False),
+    (429, {"Retry-After": "-5"}, "", TOO_MANY, False),
+    (429, {"Retry-After": "9" * 40}, "", LONGEST, False),
+    (429, {"Retry-After": IN_A_MINUTE, "Date": DATE}, "", 60, False),
+    (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", TOO_MANY, False),
+    (403, {"Retry-After": "60"}, "success", 60, False),
+    (200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}, "success", 30, False),
+    (200, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "30"}, "success", 0, False),
+    (200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "junk"}, "success", 0, False),
+    (200, {"X-RateLimit-Remaining": "0"}, "success", 0, False),
+    (200, {"RateLimit-Remaining": "0", "RateLimit-Reset": "12"}, "success", 12, False),
+    (200, {"x-rate-limit-remaining": "0", "x-rate-limit-reset": "9"}, "success", 9, False),
+    (200, {"RateLimit": '"default";r=0;t=44'}, "success", 44, False),
+    (200, {"RateLimit": '"a";r=5;t=10, "b";r=0;t=3'}, "success", 3, False),
+    (200, {"RateLimit": "nonsense"}, "success", 0, False),
+    (429, {"Retry-After": "5", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "50"}, "", 50, False),
+    (
+        200,
+        {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "2000000060", "Date": "Wed, 18 May 2033 03:33:20 GMT"},
+        "success",
+        60,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "headers", "outcome", "cooldown", "retire"), ROWS, ids=repr)
+def test_rows(status: int, headers: dict[str, str], outcome: str, cooldown: float, retire: bool) -> None:
+    assert feedback(status, headers) == Feedback(outcome, cooldown, retire)

@@ -1,0 +1,393 @@
+"""One holder at a time, whoever dies, forgets or comes late."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.coordination import AsyncLock, Lock
+from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, StoreUnavailable
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.faults.clusters import wait_until
+from tests.servers import Server, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = 20.0  # seconds that nothing here takes on a machine that is not on fire
+
+
+def test_one_holder_at_a_time(url: str, name: str) -> None:
+    one, other = Lock(name, store=url), Lock(name, store=url)
+    assert one.acquire(timeout=0)
+    assert one.held and not other.held
+    assert not other.acquire(timeout=0)
+    assert not other.release(), "owner only"
+    assert one.held
+    one.ensure_held()
+    assert one.release()
+    assert not one.held
+    assert not one.release()
+    assert other.acquire(timeout=0)
+    assert other.fence > one.fence
+    assert Lock(name + "'", store=url).acquire(timeout=0), "another name is another lock"
+    other.release()
+
+
+async def test_one_holder_at_a_time_async(url: str, name: str) -> None:
+    one, other = AsyncLock(name, store=url), AsyncLock(name, store=url)
+    assert await one.acquire(timeout=0)
+    assert one.held and not other.held
+    assert not await other.acquire(timeout=0)
+    assert not await other.release()
+    await one.ensure_held()
+    assert not Lock(name, store=url).acquire(timeout=0), "threads and tasks share it"
+    assert await one.release()
+    async with other as held:
+        assert held.fence > one.fence
+
+
+def test_with(url: str, name: str) -> None:
+    with Lock(name, store=url, ttl=5) as lock:
+        assert lock.held
+        with pytest.raises(LockTimeout, match="free"), Lock(name, store=url, timeout=0.01):
+            raise AssertionError("two holders")
+    assert not lock.held
+    with pytest.raises(ZeroDivisionError), lock:
+        print(1 / 0)
+    assert lock.acquire(timeout=0), "it was released"
+    lock.release()
+
+
+def test_threads_that_share_one_object(url: str, name: str) -> None:
+    lock, inside, most = Lock(name, store=url), 0, 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def test_who_waits_is_woken(url: str, name: str) -> None:
+    """By the release: the timer alone would take a second."""
+    holder, waiter = Lock(name, store=url), Lock(name, store=url)
+    waits = []
+    for _ in range(5):
+        assert holder.acquire(timeout=LONG)
+        thread = threading.Thread(target=waiter.acquire, args=(LONG,))
+        thread.start()
+        time.sleep(0.02)
+        begun = time.monotonic()
+        holder.release()
+        thread.join()
+        waits.append(time.monotonic() - begun)
+        assert waiter.held
+        waiter.release()
+    assert sorted(waits)[1] < 0.5
+
+
+def test_other_processes_are_woken(redis_server: Server, name: str) -> None:
+    """Through the subscription: nothing else in this process knows of the release."""
+    url = redis_server.patient_url
+    elsewhere = Lock(name, store=RedisStore(url))  # shares nothing with what the URL opens but the server
+    waits = []
+    for _ in range(5):
+        assert elsewhere.acquire(timeout=LONG)
+        waiter = Lock(name, store=url)
+        thread = threading.Thread(target=waiter.acquire, args=(LONG,))
+        thread.start()
+        wait_until(lambda: redis_server.client().pubsub_numsub(f"lock:{{{name}}}")[0][1], "it listens")
+        time.sleep(0.05)
+        begun = time.monotonic()
+        elsewhere.release()
+        thread.join()
+        waits.append(time.monotonic() - begun)
+        waiter.release()
+    assert sorted(waits)[1] < 0.5
+
+
+def test_the_fence_survives_the_loss_of_its_counter(redis_server: Server, name: str) -> None:
+    lock = Lock(name, store=redis_server.url)
+    seen = 0
+    for _ in range(5):
+        with lock:
+            assert lock.fence > seen
+            seen = lock.fence
+        redis_server.client().flushall()
+
+
+def test_in_redis(redis_server: Server) -> None:
+    client = redis_server.client()
+    with Lock("re{in}dex", store=redis_server.url, ttl=12.0):
+        assert redis_server.names() == ["lock:{re%7Bin%7Ddex}", "lock:{re%7Bin%7Ddex}:fence"]
+        assert 0 < client.pttl("lock:{re%7Bin%7Ddex}") <= 12_000
+        assert client.type("lock:{re%7Bin%7Ddex}") == "string"
+    assert not client.exists("lock:{re%7Bin%7Ddex}")
+    assert all(client.pttl(key) > 0 for key in client.keys("*")), "nothing stays for ever"
+
+
+def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
+    with Lock(name, store=url, ttl=0.6) as lock:
+        other = Lock(name, store=url)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            assert not other.acquire(timeout=0)
+            time.sleep(0.02)
+        assert lock.held and not lock.lost.is_set()
+
+
+async def test_it_is_renewed_while_it_is_held_async(url: str, name: str) -> None:
+    async with AsyncLock(name, store=url, ttl=0.6) as lock:
+        assert not await AsyncLock(name, store=url).acquire(timeout=1.5)
+        assert lock.held and not lock.lost.is_set()
+
+
+def test_one_that_is_forgotten_expires(url: str, name: str) -> None:
+    Lock(name, store=url, ttl=0.3).acquire()
+    gc.collect()  # an exception on the way may refer to it
+    assert Lock(name, store=url).acquire(timeout=LONG)
+
+
+def test_max_hold(url: str, name: str) -> None:
+    hung = Lock(name, store=url, ttl=0.3, max_hold=0.3)
+    assert hung.acquire()
+    assert hung.lost.wait(LONG)
+    assert Lock(name, store=url).acquire(timeout=LONG)
+    assert not hung.release()
+
+
+def test_expiry_by_the_clock(name: str, clock: ManualClock) -> None:
+    one, other = (Lock(name, store="memory://", ttl=30.0, clock=clock) for _ in "ab")
+    assert one.acquire()
+    fence = one.fence
+    clock.advance(31)
+    assert not one.held
+    with pytest.raises(LockLost):
+        one.ensure_held()
+    assert other.acquire(timeout=0)
+    assert other.fence > fence
+    assert not one.release()
+    assert other.held
+
+
+def test_taken_away(redis_server: Server, name: str) -> None:
+    """Somebody deletes the key: whoever asks hears of it at once, the others within a third of the TTL."""
+
+    def body(lock: Lock, then: Callable[[], object]) -> None:
+        with lock:
+            redis_server.client().delete(f"lock:{{{name}}}")
+            then()
+
+    lock = Lock(name, store=redis_server.url, ttl=30.0)
+    with pytest.raises(LockLost, match="test_taken_away"):
+        body(lock, lock.ensure_held)
+    assert lock.lost.is_set() and not lock.held
+    with pytest.raises(LockLost):
+        body(lock, lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        body(lock, lambda: 1 / 0)
+    short = Lock(name, store=redis_server.url, ttl=0.5)
+    with pytest.raises(LockLost):
+        body(short, lambda: short.lost.wait(LONG) or print(1 / 0))
+
+
+async def test_the_body_is_cancelled_by_choice(redis_server: Server, name: str) -> None:
+    lock = AsyncLock(name, store=redis_server.url, ttl=0.5, cancel_when_lost=True)
+
+    async def body() -> None:
+        async with lock:
+            redis_server.client().delete(f"lock:{{{name}}}")
+            await asyncio.sleep(LONG)
+
+    with pytest.raises(LockLost):
+        await body()
+    assert lock.lost.is_set()
+    await asyncio.sleep(0)  # nothing is left of the cancellation
+    assert await lock.acquire(timeout=LONG)
+    await lock.release()
+
+
+async def test_cancelled_while_waiting(url: str, name: str) -> None:
+    async with AsyncLock(name, store=url, ttl=30):
+        waiter = asyncio.create_task(AsyncLock(name, store=url).acquire())
+        await asyncio.sleep(0.05)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    assert await AsyncLock(name, store=url).acquire(timeout=0)
+
+
+async def test_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None:
+    """At every turn of the event loop: the lock is free afterwards, long before its TTL is over."""
+    lock = AsyncLock(name, store=redis_server.patient_url)
+    await lock.acquire()
+    await lock.release()
+    for turns in range(12):
+        task = asyncio.create_task(lock.acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            if await task:
+                await lock.release()
+        except asyncio.CancelledError:
+            pass
+        other = AsyncLock(name, store=redis_server.patient_url)
+        assert await other.acquire(timeout=LONG), f"after {turns} turns"
+        await other.release()
+
+
+async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+    holder = AsyncLock(name, store=redis_server.patient_url)
+    assert await holder.acquire()
+    lock = AsyncLock(name, store=redis_server.patient_url)
+    before = len(redis_server.client().client_list())
+    tasks = [asyncio.create_task(lock.acquire()) for _ in range(10_000)]
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
+    assert len(redis_server.client().client_list()) - before <= 6
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.gather(*tasks[1:], return_exceptions=True)
+    await holder.release()
+    assert await tasks[0]
+    await lock.release()
+
+
+def test_redis_is_down(name: str) -> None:
+    lock = Lock(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
+    with pytest.raises(StoreUnavailable, match=name):
+        lock.acquire()
+    with pytest.raises(StoreUnavailable):
+        lock.acquire(timeout=0.3)
+    lock.close()
+
+
+def test_redis_goes_away_and_comes_back(mortal_server: Server, name: str) -> None:
+    """The holder is told before anybody else can have it; whoever waits with a time-out waits on."""
+    url = f"{mortal_server.url}?timeout=0.5"
+    holder, waiter = Lock(name, store=url, ttl=1.0), Lock(name, store=url)
+    assert holder.acquire()
+    got: list[bool] = []
+    thread = threading.Thread(target=lambda: got.append(waiter.acquire(timeout=LONG)))
+    thread.start()
+    mortal_server.kill()
+    assert holder.lost.wait(LONG)
+    assert not holder.held
+    mortal_server.restart()
+    thread.join()
+    assert got == [True]
+    assert not holder.release()
+    waiter.release()
+    waiter.close()
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, InvalidKey, "256"),
+    ({"name": "a\nb"}, InvalidKey, "control"),
+    ({"name": None}, InvalidKey, "text"),
+    ({"name": "x", "ttl": 0}, ValueError, "ttl"),
+    ({"name": "x", "ttl": -1}, ValueError, "ttl"),
+    ({"name": "x", "ttl": 0.001}, ValueError, "0.01"),
+    ({"name": "x", "ttl": float("nan")}, ValueError, "ttl"),
+    ({"name": "x", "ttl": float("inf")}, ValueError, "ttl"),
+    ({"name": "x", "ttl": "30"}, ValueError, "ttl"),
+    ({"name": "x", "ttl": True}, ValueError, "ttl"),
+    ({"name": "x", "max_hold": 0}, ValueError, "max_hold"),
+    ({"name": "x", "store": "mongodb://h"}, ValueError, "memory://"),
+    ({"name": "x", "store": 5}, ValueError, "store"),
+    ({"name": "x", "store": MemoryStore(), "clock": ManualClock()}, ValueError, "clock"),
+]
+
+
+@pytest.mark.parametrize("door", [Lock, AsyncLock])
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
+)
+def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        door(**arguments)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon", True])
+def test_bad_timeout(timeout: Any, url: str, name: str) -> None:
+    lock = Lock(name, store=url)
+    with pytest.raises(ValueError, match="timeout"):
+        lock.acquire(timeout=timeout)
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+def test_the_tree() -> None:
+    assert issubclass(LockLost, HeadgateError)
+    assert issubclass(LockTimeout, TimeoutError)
+
+
+def test_stores_are_shared_by_what_they_are(name: str) -> None:
+    memory = MemoryStore()
+    with Lock(name, store=memory):
+        assert not Lock(name, store=memory).acquire(timeout=0)
+        assert Lock(name, store=MemoryStore()).acquire(timeout=0), "another store"
+        assert Lock(name).acquire(timeout=0), "the process's own"
+
+
+HOLD = """
+import sys, time
+from headgate.coordination import Lock
+lock = Lock(sys.argv[2], store=sys.argv[1], ttl=1.0)
+assert lock.acquire(timeout=20)
+print(lock.fence, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_holder_that_dies(redis_server: Server, name: str) -> None:
+    command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
+    holder = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert holder.stdout
+    fence = int(holder.stdout.readline())
+    lock = Lock(name, store=redis_server.patient_url)
+    assert not lock.acquire(timeout=1.2), "it lives, so it is renewed"
+    os.kill(holder.pid, signal.SIGKILL)
+    assert lock.acquire(timeout=LONG)
+    assert lock.fence > fence
+    lock.release()
+    holder.communicate()
+
+
+FORK = """
+import os, sys
+from headgate.coordination import Lock
+lock = Lock(sys.argv[2], store=sys.argv[1])
+assert lock.acquire(timeout=20)
+child = os.fork()
+if child == 0:
+    other = Lock(sys.argv[2], store=sys.argv[1])
+    os._exit(0 if not other.acquire(timeout=0.2) and Lock("else", store=sys.argv[1]).acquire(timeout=5) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+lock.ensure_held()
+"""
+
+
+def test_a_fork(redis_server: Server, name: str) -> None:
+    command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=40)

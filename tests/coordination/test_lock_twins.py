@@ -1,0 +1,67 @@
+"""The lock in Lua and the lock in Python are one lock."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.coordination.lock import MACHINE
+from tests.coordination.twins import Twins, examples
+from tests.servers import Server
+
+OWNERS = st.sampled_from("abc")
+TTL = 30_000
+
+
+class LockTwins(Twins):
+    def comparable(self, answer: Sequence[Any]) -> Sequence[Any]:
+        """A server counts its TTLs by its own clock: that there is one to wait for is all that can be equal."""
+        return [*answer[:2], answer[2] > 0] if len(answer) == 3 else answer
+
+    def expire(self) -> None:
+        """All that lives for a TTL ends; only the counter stays."""
+        self.clock.advance(TTL / 1000)
+        lock, _, gone = self.machine.keys(self.name)
+        self.server.client().delete(lock, gone)
+
+    def forget_the_counter(self) -> None:
+        self.memory._states[("lock", self.name)].last = 0
+        self.server.client().delete(self.machine.keys(self.name)[1])
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("acquire"), OWNERS, st.just(TTL), st.sampled_from(["", "a", "b"])),
+    st.tuples(st.just("renew"), OWNERS, st.just(TTL)),
+    st.tuples(st.just("release"), OWNERS, st.just(TTL)),
+    st.tuples(st.sampled_from(["expire", "forget", "tick"])),
+)
+
+
+def test_every_trace(redis_server: Server) -> None:
+    @settings(max_examples=examples())
+    @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
+    def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
+        twins = LockTwins(MACHINE, redis_server)
+        last, holder = 0, ""
+        for (op, *arguments), times in trace:
+            if op == "expire":
+                twins.expire()
+                holder = ""
+            elif op == "forget":
+                if holder == "" and last:
+                    twins.forget_the_counter()
+                    twins.clock.advance(0.001)  # time does not stand still while a counter is lost
+            elif op == "tick":
+                twins.clock.advance(0.25)
+            else:
+                answer = twins.step(op, *arguments, times=times)
+                if op == "acquire" and answer[0] == 1:
+                    assert holder in ("", arguments[0], arguments[2]), "taken from somebody"
+                    assert answer[1] == last if holder == arguments[0] else answer[1] > last, "the fence went back"
+                    holder, last = arguments[0], answer[1]
+                elif op == "release" and answer[0] == 1 and holder == arguments[0]:
+                    holder = ""
+        twins.close()
+
+    check()

@@ -1,0 +1,311 @@
+"""Replies that are lost, late or cut off in the middle, once for every operation of every tool.
+
+The scenarios of the tools, step by step on Redis and in memory; but Redis is behind a proxy that loses the first reply
+to every step. Memory hears every step once: equal answers mean that nothing was done twice, and nothing was lost.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue
+from headgate.coordination.breaker import MACHINE as BREAKER
+from headgate.coordination.lock import MACHINE as LOCK
+from headgate.coordination.members import MACHINE as POOL
+from headgate.coordination.place import Machine, Step
+from headgate.coordination.queue import MACHINE as QUEUE
+from headgate.errors import StoreUnavailable
+from tests.coordination.test_lock_twins import LockTwins
+from tests.coordination.twins import Twins
+from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
+from tests.servers import Server
+
+TTL = 30_000
+SECOND = 1_000_000
+RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
+BY_RATE = (2, 10 * SECOND, 2, 4 * SECOND, 500_000, 60 * SECOND, 3)
+POOL_RULES = (5 * SECOND, 2 * SECOND, "1,2,10000000,2,3,20000000")
+SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
+    "lock": (
+        LockTwins,
+        LOCK,
+        [
+            ("acquire", "a", TTL, ""),
+            ("acquire", "b", TTL, ""),
+            ("renew", "a", TTL),
+            ("renew", "b", TTL),
+            ("release", "b", TTL),
+            ("release", "a", TTL),
+            ("acquire", "c", TTL, ""),
+            ("acquire", "d", TTL, "c"),
+            ("release", "c", TTL),
+            ("release", "d", TTL),
+        ],
+    ),
+    "breaker": (
+        Twins,
+        BREAKER,
+        [
+            ("admit", "a", -1, "", *RULES),
+            ("report", "a", 0, "failure", *RULES),
+            ("report", "b", 0, "failure", *RULES),
+            ("look", "", -1, "", *RULES),
+            ("admit", "c", -1, "", *RULES),
+            ("force", "d", -1, "CLOSED", *RULES),
+            ("force", "e", -1, "", *RULES),
+            ("report", "f", -1, "failure", *RULES),
+            ("report", "g", -1, "failure", *RULES),
+            (11.0,),
+            ("recover", "h", -1, "", *RULES),
+            ("admit", "i", -1, "", *RULES),
+            ("admit", "j", -1, "", *RULES),
+            ("admit", "k", -1, "", *RULES),
+            ("report", "i", 5, "success", *RULES),
+            ("report", "j", 5, "ignored", *RULES),
+            ("admit", "l", -1, "", *RULES),
+            ("report", "l", 5, "success", *RULES),
+            ("report", "m", -1, "failure", *BY_RATE),
+            ("report", "n", -1, "success", *BY_RATE),
+            ("report", "o", -1, "failure", *BY_RATE),
+        ],
+    ),
+    "pool": (
+        Twins,
+        POOL,
+        [
+            ("add", "", *POOL_RULES, "a", "b"),
+            ("acquire", "1", *POOL_RULES, 0),
+            ("acquire", "2", *POOL_RULES, 0),
+            ("acquire", "3", *POOL_RULES, 1),
+            ("renew", "1", *POOL_RULES),
+            ("settle", "1", *POOL_RULES, "failure", 0, 0, 1),
+            ("acquire", "4", *POOL_RULES, 0),
+            ("acquire", "3", *POOL_RULES, 1),
+            ("settle", "3", *POOL_RULES, "failure", 0, 0, 1),
+            ("status", "", *POOL_RULES),
+            (11.0,),
+            ("renew", "2", *POOL_RULES),
+            ("settle", "2", *POOL_RULES, "success", 0, 0, 1),
+            ("acquire", "5", *POOL_RULES, 0),
+            ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
+            ("retire", "", *POOL_RULES, "b"),
+            ("add", "", *POOL_RULES, "b"),
+            ("status", "", *POOL_RULES),
+        ],
+    ),
+    "queue": (
+        Twins,
+        QUEUE,
+        [
+            ("enqueue", "1", "a", 10 * SECOND, 3, 0),
+            ("enqueue", "2", "b", 10 * SECOND, 3, 2 * SECOND),
+            ("enqueue", "3", "c", 10 * SECOND, 3, 0),
+            ("enqueue", "4", "d", 10 * SECOND, 3, 0),
+            ("enqueue", "5", "a", 10 * SECOND, 3, 0),
+            ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
+            ("dequeue", "6", "", 10 * SECOND, 3, 0),
+            ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
+            ("dequeue", "7", "", 10 * SECOND, 3, 0),
+            ("cancel", "8", "c", 10 * SECOND, 3, 0),
+            ("size", "", "", 10 * SECOND, 3, 0),
+            ("dequeue", "9", "", 10 * SECOND, 3, 0),
+            ("dequeue", "10", "", 10 * SECOND, 3, 0),
+            ("look", "", "b", 10 * SECOND, 3, 0),
+        ],
+    ),
+}
+
+
+FAULTS = {"lost": 0, "cut off": 5}
+
+
+@pytest.mark.parametrize("bytes_before", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("tool", SCENARIOS)
+def test_every_step(tool: str, bytes_before: int, redis_server: Server) -> None:
+    kind, machine, steps = SCENARIOS[tool]
+    with FaultyProxy(redis_server.port) as proxy:
+        twins = kind(machine, redis_server, url=proxy.url)
+        twins.redis.step(
+            machine, "warm-up", Step(steps[0][0], steps[0][1:])
+        )  # the server knows the script: what is lost is an answer
+        for op, *arguments in steps:
+            twins.clock.advance(op if isinstance(op, float) else 0.000_001)
+            if isinstance(op, str):
+                before, proxy.truncate = proxy.truncated, bytes_before
+                twins.step(op, *arguments)
+                assert proxy.truncated == before + 1, "nothing was lost"
+        twins.close()
+
+
+def through(proxy: FaultyProxy, timeout: float = 10) -> str:
+    return f"{proxy.url}?timeout={timeout}"
+
+
+def lose_one(proxy: FaultyProxy) -> None:
+    proxy.truncate = 0
+
+
+def test_lock_acquired_by_whom_it_says(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock, other = Lock(name, store=through(proxy)), Lock(name, store=redis_server.patient_url)
+        with lock:
+            pass
+        for _ in range(3):
+            lose_one(proxy)
+            assert lock.acquire(timeout=0), "the lock would be held by nobody"
+            assert not other.acquire(timeout=0)
+            lose_one(proxy)
+            lock.ensure_held()
+            lose_one(proxy)
+            assert lock.release()
+            assert other.acquire(timeout=0)
+            other.release()
+        assert proxy.truncated == 9
+        lock.close()
+
+
+def test_lock_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+    """The caller was told that it failed: so the lock is given back, or taken over by the same caller."""
+    with FaultyProxy(redis_server.port) as proxy:
+        lock, other = Lock(name, store=through(proxy, 0.4)), Lock(name, store=redis_server.patient_url)
+        with lock:
+            pass
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            lock.acquire(timeout=0)
+        proxy.swallow_replies = False
+        assert lock.acquire(timeout=10), "its own acquisition stands in its way"
+        assert not other.acquire(timeout=0)
+        proxy.swallow_replies = True
+        assert lock.release(), "it was ours until now"
+        proxy.swallow_replies = False
+        assert other.acquire(timeout=10)
+        other.release()
+        lock.close()
+
+
+async def test_lock_async(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock = AsyncLock(name, store=through(proxy))
+        async with lock:
+            pass
+        lose_one(proxy)
+        assert await lock.acquire(timeout=0)
+        lose_one(proxy)
+        assert await lock.release()
+        proxy.delay = 0.05
+        tasks = [asyncio.create_task(AsyncLock(name, store=through(proxy)).acquire()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        proxy.delay = 0
+        assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=10)
+        await lock.aclose()
+
+
+def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> None:
+    """Ready, leased and retired always make the whole, whatever reply is lost."""
+
+    def whole() -> int:
+        status = direct.status()
+        return status.ready + status.leased + status.retired
+
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = Pool(name, store=through(proxy)), Pool(name, store=redis_server.patient_url)
+        pool.status()
+        lose_one(proxy)
+        pool.add(*"abcde")
+        taken = []
+        for leases in range(1, 4):
+            lose_one(proxy)
+            taken.append(pool.acquire(timeout=0))
+            assert (whole(), direct.status().leased) == (5, leases)
+        lose_one(proxy)
+        assert taken[0].renew()
+        for leases in (2, 1, 0):
+            lose_one(proxy)
+            assert taken.pop().release(retire=leases == 0)
+            assert (whole(), direct.status().leased) == (5, leases)
+        assert direct.status().retired == 1
+        assert proxy.truncated == 8
+        pool.close()
+
+
+def test_pool_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = Pool(name, store=through(proxy, 0.4)), Pool(name, store=redis_server.patient_url)
+        pool.add("a")
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            pool.acquire(timeout=0)
+        proxy.swallow_replies = False
+        with direct.acquire(timeout=10) as leased:
+            assert leased.member == "a", "long before the lease is over"
+        pool.close()
+
+
+async def test_pool_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = AsyncPool(name, store=through(proxy)), AsyncPool(name, store=redis_server.patient_url)
+        await pool.add("a")
+        proxy.delay = 0.05
+        tasks = [asyncio.ensure_future(pool.acquire()) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        proxy.delay = 0
+        async with direct.acquire(timeout=10) as leased:
+            assert leased.member == "a"
+        await pool.aclose()
+
+
+def test_queue_entries_are_neither_lost_nor_doubled(redis_server: Server, name: str) -> None:
+    """Another takes the entry out before the lost call is sent again: it must not come a second time."""
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = WaitQueue(name, store=through(proxy)), WaitQueue(name, store=redis_server.patient_url)
+        assert len(queue) == 0
+        seen = []
+        for number in range(10):
+            lose_one(proxy)
+            queue.enqueue(f"r{number}")
+            if number % 2:
+                lose_one(proxy)
+                seen.append(queue.dequeue())
+                seen.append(direct.dequeue())
+        assert seen == [f"r{number}" for number in range(10)]
+        assert len(direct) == 0
+        queue.close()
+
+
+def test_queue_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = WaitQueue(name, store=through(proxy, 0.4)), WaitQueue(name, store=redis_server.patient_url)
+        for id in ("a", "b"):
+            direct.enqueue(id)
+        assert len(queue) == 2
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            queue.dequeue()
+        proxy.swallow_replies = False
+        wait_until(lambda: direct.position("a") == 0, "it is back at its place")
+        assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["a", "b", None]
+        queue.close()
+
+
+async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        queue, direct = AsyncWaitQueue(name, store=through(proxy)), AsyncWaitQueue(name, store=redis_server.patient_url)
+        await direct.enqueue("a")
+        assert await queue.size() == 1
+        proxy.delay = 0.05
+        task = asyncio.create_task(queue.dequeue())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        proxy.delay = 0
+        assert await direct.dequeue(timeout=10) == "a"
+        await queue.aclose()

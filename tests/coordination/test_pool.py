@@ -1,0 +1,490 @@
+"""Least recently used first, back when its holder dies, and never more than its quota."""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.coordination import CRAWLER, AsyncPool, Pool
+from headgate.errors import HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.faults.clusters import wait_until
+from tests.servers import Server, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = 20.0
+
+
+def use(pool: Pool, cooldown: float = 0.0) -> str:
+    """Take one and give it back."""
+    leased = pool.acquire(timeout=0)
+    assert leased.release(cooldown=cooldown)
+    return leased.member
+
+
+def test_least_recently_used(url: str, name: str, clock: ManualClock) -> None:
+    """By order, not by name, although the clock stands still."""
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("z", "m", "a")
+    assert [use(pool) for _ in range(6)] == ["z", "m", "a", "z", "m", "a"]
+    first, second = pool.acquire(timeout=0), pool.acquire(timeout=0)
+    assert (first.member, second.member) == ("z", "m")
+    second.release()
+    first.release()
+    assert [use(pool) for _ in range(3)] == ["a", "m", "z"], "as they came back"
+
+
+def test_with(url: str, name: str) -> None:
+    pool = Pool(name, store=url, lease=30.0)
+    pool.add("ua-1", "ua-2")
+    with pool.acquire(timeout=10.0) as leased, pool.acquire(timeout=10.0) as other:
+        assert {leased.member, other.member} == {"ua-1", "ua-2"}
+        with pytest.raises(PoolExhausted) as caught:
+            pool.acquire(timeout=0)
+        assert caught.value.reasons["leased"] == 2
+        assert 0 < (caught.value.retry_after or 0) <= 30.0
+        assert "2 leased" in str(caught.value)
+    assert pool.status().ready == 2
+    with pytest.raises(ZeroDivisionError), pool.acquire():
+        print(1 / 0)
+    assert pool.status().ready == 2
+
+
+async def test_async(url: str, name: str) -> None:
+    pool = AsyncPool(name, store=url)
+    await pool.add("a", "b")
+    async with pool.acquire(timeout=1.0) as leased:
+        assert leased.member == "a"
+        assert Pool(name, store=url).acquire(timeout=0).member == "b", "threads and tasks share it"
+        with pytest.raises(PoolExhausted):
+            await pool.acquire(timeout=0)
+        assert await leased.renew()
+    leased = await pool.acquire(timeout=1.0)
+    assert leased.member == "a"
+    assert await leased.release(cooldown=60)
+    assert not await leased.release()
+    await pool.retire("a", "b")
+    status = await pool.status()
+    assert (status.retired, status.ready) == (2, 0)
+
+
+def test_an_empty_pool(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    with pytest.raises(PoolExhausted, match="no members") as caught:
+        pool.acquire(timeout=0.01)
+    assert caught.value.retry_after is None
+    timer = threading.Timer(0.05, pool.add, ("late",))
+    timer.start()
+    assert pool.acquire(timeout=LONG).member == "late"
+    timer.join()
+
+
+def test_cooldown(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("a", "b")
+    assert use(pool, cooldown=12.5) == "a"
+    assert use(pool, cooldown=5.0) == "b"
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == 5.0
+    assert caught.value.reasons["cooling"] == 2
+    clock.advance(5.0)
+    assert use(pool, cooldown=100) == "b"
+    clock.advance(7.499)
+    with pytest.raises(PoolExhausted):
+        pool.acquire(timeout=0)
+    clock.advance(0.001)
+    assert use(pool) == "a"
+
+
+def test_waiting_for_a_cooldown(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    pool.add("a")
+    use(pool, cooldown=0.2)
+    begun = time.monotonic()
+    assert pool.acquire(timeout=LONG).member == "a"
+    assert time.monotonic() - begun >= 0.15
+
+
+def test_cooldowns_only_extend(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, slots=2, clock=clock)
+    pool.add("a")
+    long, short = pool.acquire(timeout=0), pool.acquire(timeout=0)
+    long.release(cooldown=60)
+    short.release(cooldown=1)
+    assert pool.status().members["a"].ready_in == 60.0
+
+
+def test_slots(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, slots=2, clock=clock)
+    pool.add("a", "b")
+    taken = [pool.acquire(timeout=0) for _ in range(4)]
+    assert sorted(leased.member for leased in taken) == ["a", "a", "b", "b"]
+    with pytest.raises(PoolExhausted):
+        pool.acquire(timeout=0)
+    taken[0].release()
+    assert pool.acquire(timeout=0).member == taken[0].member
+
+
+def test_a_lease_that_ran_out(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, lease=30.0, clock=clock)
+    pool.add("a")
+    late = pool.acquire(timeout=0)
+    clock.advance(29)
+    assert late.renew()
+    clock.advance(29)
+    with pytest.raises(PoolExhausted):
+        pool.acquire(timeout=0)
+    clock.advance(1)
+    with pool.acquire(timeout=0) as leased:
+        assert leased.member == "a"
+        assert not late.renew()
+        assert late.lost
+        assert not late.release(), "somebody else has it by now"
+        assert pool.status().leased == 1
+    assert pool.status().ready == 1
+
+
+def test_within_with_it_is_renewed(url: str, name: str) -> None:
+    pool = Pool(name, store=url, lease=0.5)
+    pool.add("a")
+    with pool.acquire() as leased:
+        with pytest.raises(PoolExhausted):
+            pool.acquire(timeout=1.2)
+        assert not leased.lost
+
+
+async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
+    pool = AsyncPool(name, store=url, lease=0.5)
+    await pool.add("a")
+    async with pool.acquire() as leased:
+        with pytest.raises(PoolExhausted):
+            await pool.acquire(timeout=1.2)
+        assert not leased.lost
+
+
+def test_one_that_is_forgotten_comes_back(url: str, name: str) -> None:
+    pool = Pool(name, store=url, lease=0.3)
+    pool.add("a")
+    pool.acquire().__enter__()
+    gc.collect()
+    assert pool.acquire(timeout=LONG).member == "a"
+
+
+def test_retire(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("a", "b", "c")
+    held = pool.acquire(timeout=0)
+    pool.retire("a", "b", "nobody")
+    assert pool.acquire(timeout=0).member == "c"
+    held.release()
+    with pytest.raises(PoolExhausted):
+        pool.acquire(timeout=0)
+    pool.add("a")
+    pool.add("a")
+    assert pool.acquire(timeout=0).member == "a"
+    assert pool.status().retired == 1
+
+
+def test_quota_is_exact(url: str, name: str, clock: ManualClock) -> None:
+    """No window ever holds more, counted from when a use was admitted to when it was settled; none is wasted."""
+    pool = Pool(name, store=url, quota="5/10 seconds", clock=clock)
+    pool.add("a", "b")
+    uses: dict[str, list[tuple[float, float]]] = {"a": [], "b": []}
+    dice = random.Random(5)
+    for _ in range(120):
+        status = pool.status()
+        if not status.ready:
+            assert status.limited == 2
+            clock.advance(min(member.ready_in or 0.0 for member in status.members.values()))
+        leased = pool.acquire(timeout=0)
+        begun = clock.now()
+        clock.advance(dice.choice([0.0, 0.01, 0.5]))
+        leased.release()
+        uses[leased.member].append((begun, clock.now()))
+    for times in uses.values():
+        assert len(times) > 40
+        for i in range(len(times) - 5):
+            assert times[i + 5][0] - times[i][1] > 10_000_000, "six in a window, as somebody may see it"
+
+
+def test_who_only_looks_need_not_know_the_rules(url: str, name: str, clock: ManualClock) -> None:
+    """Not even when it settles what others left behind."""
+    pool, looks = Pool(name, store=url, quota="1/minute", lease=5, clock=clock), Pool(name, store=url, clock=clock)
+    pool.add("a")
+    pool.acquire(timeout=0)
+    clock.advance(5)
+    assert looks.status().limited == 1
+    with pytest.raises(PoolExhausted):
+        looks.acquire(timeout=0)
+
+
+def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, quota=["2/second", "3/minute"], clock=clock)
+    pool.add("a")
+    assert [use(pool), use(pool)] == ["a", "a"]
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == pytest.approx(1.0, abs=0.01)
+    clock.advance(1.01)
+    use(pool)
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == pytest.approx(59, abs=0.1)
+
+
+def test_the_crawlers_preset(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, **CRAWLER, clock=clock)
+    pool.add("token")
+    assert [use(pool) for _ in range(80)] == ["token"] * 80
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == pytest.approx(600, abs=0.01)
+
+
+def test_a_members_breaker(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, failures=3, open_for=60.0, successes=2, clock=clock)
+    pool.add("bad")
+    for _ in range(3):
+        pool.acquire(timeout=0).release(failed=True)
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert (caught.value.retry_after, caught.value.reasons["open"]) == (60.0, 1)
+    assert pool.status().members["bad"].breaker == "OPEN"
+    clock.advance(60)
+    pool.acquire(timeout=0).release(failed=True)
+    with pytest.raises(PoolExhausted):
+        pool.acquire(timeout=0)
+    clock.advance(60)
+    use(pool)
+    assert pool.status().members["bad"].breaker == "HALF_OPEN"
+    use(pool)
+    assert pool.status().members["bad"].breaker == "CLOSED"
+
+
+def answer(status: int, **headers: str) -> Any:
+    return SimpleNamespace(status_code=status, headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+
+def test_observe(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, failures=2, open_for=60.0, clock=clock)
+    pool.add("a", "b", "c", "d", "e")
+    rows = [
+        answer(200),
+        answer(429, Retry_After="30"),
+        answer(401),
+        answer(500),
+        answer(200, X_RateLimit_Remaining="0"),
+    ]
+    rows[4].headers["X-RateLimit-Reset"] = "90"
+    for row in rows:
+        with pool.acquire(timeout=0) as leased:
+            leased.observe(row)
+    members = pool.status().members
+    assert [members[member].state for member in "abcde"] == ["ready", "cooling", "retired", "ready", "cooling"]
+    assert (members["b"].ready_in, members["e"].ready_in) == (30.0, 90.0)
+    assert (members["b"].failures, members["d"].failures) == (0, 1)
+    with pytest.raises(TypeError, match="status"):
+        leased.observe("200")
+
+
+def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, failures=5, clock=clock)
+    pool.add("a")
+
+    def body(row: Any, error: BaseException) -> None:
+        with pool.acquire(timeout=0) as leased:
+            if row:
+                leased.observe(row)
+            raise error
+
+    for row, error, failures in [(None, KeyError(), 1), (answer(200), KeyError(), 0), (None, KeyError(), 1)]:
+        with pytest.raises(KeyError):
+            body(row, error)
+        assert pool.status().members["a"].failures == failures
+    with pytest.raises(KeyboardInterrupt):
+        body(None, KeyboardInterrupt())
+    assert pool.status().members["a"].failures == 1
+
+
+def test_who_waits_is_served_in_order(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    pool.add("a")
+    held = pool.acquire()
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        with pool.acquire(timeout=LONG):
+            order.append(number)
+
+    line = pool._plans.site.place.line._places
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        wait_until(partial(lambda number: len(line.get(pool._plans.site.channel, ())) > number, number), "it waits")
+    held.release()
+    for thread in threads:
+        thread.join()
+    assert order == list(range(8))
+
+
+def test_processes_are_served_in_order(redis_server: Server, name: str) -> None:
+    """Places that share nothing but the server: whoever came first is first, and who died is passed over."""
+    clock = ManualClock()
+    stores = [RedisStore(redis_server.url, timeout=10, clock=clock) for _ in range(3)]
+    first, second, third = (Pool(name, store=store) for store in stores)
+    first.add("a")
+    held = first.acquire(timeout=0)
+
+    def ask(pool: Pool, who: str) -> int:
+        return int(pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0])
+
+    assert ask(first, "dies") == 0
+    assert ask(second, "second") == 0
+    held.release()
+    assert ask(third, "third") == 0, "it is somebody else's"
+    assert ask(second, "second") == 0
+    assert first.status().waiting == 3
+    clock.advance(4)
+    assert ask(third, "third") == ask(second, "second") == 0
+    clock.advance(1)
+    assert ask(third, "third") == 0
+    assert ask(second, "second") == 1, "the first has not been heard of for five seconds"
+    for store in stores:
+        store.close()
+
+
+async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+    pool = AsyncPool(name, store=redis_server.patient_url)
+    await pool.add("a")
+    held = await pool.acquire()
+    before = len(redis_server.client().client_list())
+    tasks = [asyncio.ensure_future(pool.acquire()) for _ in range(10_000)]
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
+    assert len(redis_server.client().client_list()) - before <= 6
+    await held.release()
+    leased = await asyncio.wait_for(tasks[0], LONG)
+    for task in tasks[1:]:
+        task.cancel()
+    await asyncio.gather(*tasks[1:], return_exceptions=True)
+    await leased.release()
+
+
+HOLD = """
+import sys, time
+from headgate.coordination import Pool
+leased = Pool(sys.argv[2], store=sys.argv[1], lease=1.5).acquire(timeout=20)
+with leased:
+    print(leased.member, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_five_holders_that_die(redis_server: Server, name: str) -> None:
+    pool = Pool(name, store=redis_server.patient_url, lease=1.5)
+    pool.add(*"abcde")
+    command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
+    holders = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(5)]
+    taken = {holder.stdout.readline() for holder in holders if holder.stdout}
+    assert len(taken) == 5
+    assert pool.status().leased == 5
+    for holder in holders:
+        os.kill(holder.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    back = {pool.acquire(timeout=LONG).member for _ in range(5)}
+    assert back == set("abcde")
+    assert time.monotonic() - killed < 1.5 + 3.0, "the lease, and what a busy machine adds"
+    for holder in holders:
+        holder.communicate()
+
+
+def test_redis_is_down(name: str) -> None:
+    pool = Pool(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
+    with pytest.raises(StoreUnavailable):
+        pool.acquire()
+    with pytest.raises(StoreUnavailable):
+        pool.add("a")
+    pool.close()
+
+
+def test_redis_goes_away_and_comes_back(node: Any, name: str) -> None:
+    """What was given back meanwhile is back; nobody is told twice."""
+    pool = Pool(name, store=f"{node.url}?timeout=0.4")
+    pool.add("a")
+    leased = pool.acquire()
+    node.freeze()
+    assert leased.release()
+    node.thaw()
+    assert pool.acquire(timeout=LONG).member == "a"
+    pool.close()
+
+
+def test_in_redis(redis_server: Server) -> None:
+    pool = Pool("user-agents", store=redis_server.url)
+    pool.add("ua-1", "ua-2")
+    assert redis_server.client().type("pool:{user-agents}") == "zset"
+    assert redis_server.client().zrange("pool:{user-agents}", 0, -1) == ["ua-1", "ua-2"]
+    with pool.acquire():
+        assert redis_server.client().zrange("pool:{user-agents}", 0, -1) == ["ua-2"]
+    assert all(key.startswith("pool:{user-agents}") for key in redis_server.names())
+
+
+NAMES = ["a b", "토큰", "{}", "a:b", "%", "0", "-1", "*", "'; return 1 --", "a\\b"]
+
+
+def test_hostile_members(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    pool.add(*NAMES)
+    assert [use(pool) for _ in NAMES] == NAMES
+    assert set(pool.status().members) == set(NAMES)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, InvalidKey, "256"),
+    ({"name": "x", "lease": 0}, ValueError, "lease"),
+    ({"name": "x", "lease": "30"}, ValueError, "lease"),
+    ({"name": "x", "slots": 0}, ValueError, "slots"),
+    ({"name": "x", "slots": 1.0}, ValueError, "slots"),
+    ({"name": "x", "failures": 0}, ValueError, "failures"),
+    ({"name": "x", "open_for": -1}, ValueError, "open_for"),
+    ({"name": "x", "successes": 0}, ValueError, "successes"),
+    ({"name": "x", "quota": "10/fortnight"}, InvalidQuota, "minute"),
+    ({"name": "x", "quota": "10/s burst 20"}, InvalidQuota, "burst"),
+]
+
+
+@pytest.mark.parametrize("door", [Pool, AsyncPool])
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
+)
+def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        door(**arguments)
+
+
+def test_bad_calls(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    for member in ("", None, 5, "a\nb"):
+        with pytest.raises(InvalidKey, match="member"):
+            pool.add(member)  # type: ignore[arg-type]  # that is the point
+    pool.add("a")
+    leased = pool.acquire()
+    for cooldown in (-1, float("nan"), "5", True):
+        with pytest.raises(ValueError, match="cooldown"):
+            leased.release(cooldown=cooldown)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ValueError, match="timeout"):
+        pool.acquire(timeout=-1)
+    assert leased.release()
+    assert issubclass(PoolExhausted, HeadgateError)

@@ -1,0 +1,77 @@
+"""The pool in Lua and the pool in Python are one pool, and it keeps its promises in every trace."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.coordination.members import MACHINE
+from tests.coordination.twins import Twins, examples
+from tests.servers import Server
+
+SECOND = 1_000_000
+LEASE = 5 * SECOND
+TIMES = (LEASE, 2 * SECOND)
+PLAIN = (*TIMES, "1,0,1,1")  # slots, failures, open_for, successes, and limit and window of each quota
+SLOTS = (*TIMES, "2,0,1,1")
+LIMITED = (*TIMES, "1,0,1,1,2,4000000,3,10000000")
+BROKEN = (*TIMES, "3,2,6000000,2,4,3000000")
+
+IDS = st.sampled_from([f"l{number}" for number in range(12)])
+NAMES = st.sampled_from("abc")
+OUTCOMES = st.sampled_from(["success", "failure", "failure", ""])
+ACTIONS = st.one_of(
+    st.tuples(st.just("acquire"), IDS, st.sampled_from([0, 1])),
+    st.tuples(st.just("acquire"), IDS, st.sampled_from([0, 1])),
+    st.tuples(
+        st.just("settle"),
+        IDS,
+        OUTCOMES,
+        st.sampled_from([0, 0, SECOND, 7 * SECOND]),
+        st.just(0),
+        st.sampled_from([0, 1]),
+    ),
+    st.tuples(st.just("settle"), IDS, OUTCOMES, st.just(0), st.sampled_from([0, 1]), st.just(1)),
+    st.tuples(st.just("renew"), IDS),
+    st.tuples(st.just("add"), st.just(""), NAMES, NAMES),
+    st.tuples(st.just("retire"), st.just(""), NAMES),
+    st.tuples(st.just("status"), st.just("")),
+    st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.0, 3.0, 5.0])),
+)
+
+
+def test_every_trace(redis_server: Server) -> None:
+    @settings(max_examples=examples())
+    @given(
+        st.sampled_from([PLAIN, SLOTS, LIMITED, BROKEN]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=50)
+    )
+    def check(rules: tuple[int, int, str], trace: list[tuple[tuple[Any, ...], int]]) -> None:
+        twins = Twins(MACHINE, redis_server)
+        twins.step("add", "", *rules, "a", "b")
+        held: dict[str, tuple[str, int]] = {}
+        for (op, *arguments), times in trace:
+            now = twins.clock.now()
+            if op == "advance":
+                twins.clock.advance(arguments[0])
+                continue
+            id, *rest = arguments
+            answer = twins.step(op, id, *rules, *rest, times=times)
+            held = {who: lease for who, lease in held.items() if lease[1] > now}
+            if op == "acquire" and answer[0] == 1:
+                assert id not in held or held[id][0] == answer[1]
+                held.setdefault(id, (answer[1], now + LEASE))
+            elif op == "settle":
+                assert (answer[0] == 1) == (id in held) or id not in held
+                held.pop(id, None)
+            elif op == "renew":
+                assert answer[0] == (id in held)
+                if id in held:
+                    held[id] = (held[id][0], now + LEASE)
+            members = [member for member, _ in held.values()]
+            assert all(members.count(member) <= int(rules[2][0]) for member in members), "more than its slots"
+            status = twins.step("status", "", *rules)[1:]
+            used = dict(zip(status[::6], status[2::6], strict=True))
+            assert {member: members.count(member) for member in used} == used, "a member is lost, or held by nobody"
+        twins.close()
+
+    check()

@@ -1,0 +1,243 @@
+"""First in, first out; the expired, the cancelled and the dead neither come out nor count."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.coordination import AsyncWaitQueue, WaitQueue
+from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
+from headgate.testing import ManualClock
+from tests.faults.clusters import wait_until
+from tests.servers import Server, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+LONG = 20.0
+
+
+def test_first_in_first_out(url: str, name: str, clock: ManualClock) -> None:
+    queue = WaitQueue(name, store=url, clock=clock)
+    assert queue.dequeue() is None
+    assert len(queue) == 0
+    assert [queue.enqueue(id) for id in ("z", "m", "a")] == [0, 1, 2]
+    assert len(queue) == 3
+    assert queue, "a queue is a queue, empty or not"
+    assert queue.enqueue("m") == 1, "it keeps its place"
+    assert [queue.dequeue() for _ in range(4)] == ["z", "m", "a", None]
+    assert len(queue) == 0
+    queue.enqueue("z")
+    assert queue.dequeue() == "z", "the same name may come again"
+
+
+async def test_async(url: str, name: str) -> None:
+    queue = AsyncWaitQueue(name, store=url)
+    for id in ("a", "b", "c"):
+        await queue.enqueue(id)
+    assert await queue.size() == 3 == len(WaitQueue(name, store=url))
+    assert await queue.position("c") == 2
+    assert await queue.cancel("b")
+    assert [await queue.dequeue(), await queue.dequeue(), await queue.dequeue()] == ["a", "c", None]
+
+
+def test_expired_ones_never_come_out(url: str, name: str, clock: ManualClock) -> None:
+    """The 97 of 100 that are over cost nobody anything, and are not counted."""
+    queue = WaitQueue(name, store=url, timeout=60.0, clock=clock)
+    for number in range(100):
+        queue.enqueue(f"r{number}", timeout=None if number in (50, 51, 99) else 30.0)
+    clock.advance(30)
+    assert len(queue) == 3
+    assert queue.position("r0") is None
+    assert queue.dequeue() == "r50"
+    clock.advance(30)
+    assert queue.dequeue() is None
+    assert len(queue) == 0
+
+
+def test_cancel(url: str, name: str, clock: ManualClock) -> None:
+    queue = WaitQueue(name, store=url, clock=clock)
+    for id in "abc":
+        queue.enqueue(id)
+    assert queue.cancel("a")
+    assert not queue.cancel("a")
+    assert not queue.cancel("nobody")
+    assert len(queue) == 2
+    assert queue.position("b") == 0
+    assert queue.dequeue() == "b"
+
+
+def test_max_length(url: str, name: str, clock: ManualClock) -> None:
+    queue = WaitQueue(name, store=url, max_length=2, timeout=60, clock=clock)
+    queue.enqueue("a")
+    queue.enqueue("b")
+    with pytest.raises(QueueFull, match="2"):
+        queue.enqueue("c")
+    assert queue.enqueue("b") == 1
+    clock.advance(60)
+    assert queue.enqueue("c") == 0
+
+
+def test_dequeue_waits(url: str, name: str) -> None:
+    queue = WaitQueue(name, store=url)
+    begun = time.monotonic()
+    assert queue.dequeue(timeout=0.1) is None
+    assert time.monotonic() - begun >= 0.09
+    timer = threading.Timer(0.05, queue.enqueue, ("late",))
+    timer.start()
+    assert queue.dequeue(timeout=LONG) == "late"
+    timer.join()
+
+
+def test_wait(url: str, name: str) -> None:
+    """Who stands in line is told when it is taken out."""
+    queue, order = WaitQueue(name, store=url, timeout=LONG), []
+
+    def stand(id: str) -> None:
+        assert queue.wait(id)
+        order.append(id)
+
+    threads = [threading.Thread(target=stand, args=(id,)) for id in "abc"]
+    for number, thread in enumerate(threads, start=1):
+        thread.start()
+        wait_until(lambda: len(queue) == number, "it stands in line")  # noqa: B023  # called at once
+    for number, id in enumerate("abc", start=1):
+        assert queue.dequeue() == id
+        wait_until(lambda: len(order) == number, "it knows")  # noqa: B023  # called at once
+    assert order == ["a", "b", "c"]
+    for thread in threads:
+        thread.join()
+
+
+def test_wait_that_is_over(url: str, name: str) -> None:
+    queue = WaitQueue(name, store=url)
+    assert not queue.wait("a", timeout=0.1)
+    wait_until(lambda: len(queue) == 0, "it is out of the line")
+    timer = threading.Timer(0.1, queue.cancel, ("b",))
+    timer.start()
+    assert not queue.wait("b", timeout=LONG)
+    timer.join()
+
+
+async def test_wait_that_is_cancelled(url: str, name: str) -> None:
+    queue = AsyncWaitQueue(name, store=url)
+    tasks = [asyncio.create_task(queue.wait(id)) for id in "abc"]
+    while await queue.size() < 3:  # noqa: ASYNC110  # nobody tells when they stand in line
+        await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    while await queue.size() == 3:  # noqa: ASYNC110  # as above
+        await asyncio.sleep(0.01)
+    assert await queue.dequeue() in ("b", "c")
+    assert await queue.dequeue() in ("b", "c")
+    assert await asyncio.gather(*tasks[1:]) == [True, True]
+
+
+WAIT = """
+import asyncio, sys
+from headgate.coordination import AsyncWaitQueue
+
+async def stand(queue, number):
+    if await queue.wait(f"{sys.argv[3]}-{number}", timeout=40):
+        print(f"{sys.argv[3]}-{number}", flush=True)
+
+async def main():
+    queue = AsyncWaitQueue(sys.argv[2], store=sys.argv[1])
+    await asyncio.gather(*(stand(queue, number) for number in range(int(sys.argv[4]))))
+
+asyncio.run(main())
+"""
+
+
+def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> None:
+    """Five processes with 20 each stand in line, some die, some are cancelled: the rest is served, in order."""
+    url = redis_server.patient_url
+    queue, dice = WaitQueue(name, store=url), random.Random(3)
+    processes: dict[str, Any] = {}
+    for kind in ("live1", "dies1", "live2", "dies2", "live3"):
+        count = "25" if kind.startswith("dies") else "17" if kind != "live3" else "16"
+        command = [sys.executable, "-c", WAIT, url, name, kind, count]
+        processes[kind] = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: len(queue) == 100, "all stand in line", timeout=40)
+    order = redis_server.client().zrange(f"token_queue:{{{name}}}", 0, -1)
+    for kind in ("dies1", "dies2"):
+        os.kill(processes[kind].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    cancelled = set(dice.sample([id for id in order if id.startswith("live")], 20))
+    assert all(queue.cancel(id) for id in cancelled)
+    wait_until(lambda: len(queue) == 30, "the dead are out", timeout=LONG)
+    assert time.monotonic() - killed < 5.0 + 3.0, "the window, and what a busy machine adds"
+    expected = [id for id in order if id.startswith("live") and id not in cancelled]
+    served = []
+    while (id := queue.dequeue()) is not None:
+        served.append(id)
+    assert served == expected
+    told = "".join(process.communicate(timeout=LONG)[0] for process in processes.values()).split()
+    assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
+
+
+def test_redis_is_down(name: str) -> None:
+    queue = WaitQueue(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
+    for call in (lambda: queue.enqueue("a"), queue.dequeue, lambda: len(queue), lambda: queue.wait("a")):
+        with pytest.raises(StoreUnavailable):
+            call()
+    queue.close()
+
+
+def test_in_redis(redis_server: Server) -> None:
+    queue = WaitQueue("tokens", store=redis_server.url, timeout=60.0)
+    queue.enqueue("request-1")
+    client = redis_server.client()
+    assert all(key.startswith("token_queue:{tokens}") for key in redis_server.names())
+    assert all(0 < client.pttl(key) <= 180_000 for key in redis_server.names()), "nothing stays for ever"
+    queue.dequeue()
+    assert all(0 < client.pttl(key) <= 180_000 for key in redis_server.names())
+
+
+HOSTILE = ["a b", "토큰", "{}", "1:2:3:4", ":", "-", "%", "0", "*", "'; return 1 --", "a\\b"]
+
+
+def test_hostile_ids(url: str, name: str) -> None:
+    queue = WaitQueue(name, store=url)
+    for id in HOSTILE:
+        queue.enqueue(id)
+    assert [queue.dequeue() for _ in HOSTILE] == HOSTILE
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"name": ""}, InvalidKey, "256"),
+    ({"name": "x", "timeout": 0}, ValueError, "timeout"),
+    ({"name": "x", "timeout": "60"}, ValueError, "timeout"),
+    ({"name": "x", "max_length": 0}, ValueError, "max_length"),
+    ({"name": "x", "max_length": 1.5}, ValueError, "max_length"),
+]
+
+
+@pytest.mark.parametrize("door", [WaitQueue, AsyncWaitQueue])
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
+)
+def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        door(**arguments)
+
+
+def test_bad_calls(url: str, name: str) -> None:
+    queue = WaitQueue(name, store=url)
+    for id in ("", None, 5, "a\nb", "k" * 300):
+        for call in (queue.enqueue, queue.cancel, queue.wait, queue.position):
+            with pytest.raises(InvalidKey):
+                call(id)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ValueError, match="timeout"):
+        queue.enqueue("a", timeout=-1)
+    with pytest.raises(ValueError, match="timeout"):
+        queue.dequeue(timeout=-1)
+    assert len(queue) == 0
+    assert issubclass(QueueFull, HeadgateError)

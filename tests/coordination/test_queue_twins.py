@@ -1,0 +1,77 @@
+"""The queue in Lua and the queue in Python are one queue, and it keeps its promises in every trace."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.coordination.queue import MACHINE
+from tests.coordination.twins import Twins, examples
+from tests.servers import Server
+
+SECOND = 1_000_000
+IDS = st.sampled_from("abcdef")
+ACTIONS = st.one_of(
+    st.tuples(st.just("enqueue"), IDS, st.sampled_from([3 * SECOND, 10 * SECOND]), st.sampled_from([0, 0, 2 * SECOND])),
+    st.tuples(st.just("enqueue"), IDS, st.just(10 * SECOND), st.just(0)),
+    st.tuples(st.just("dequeue"), st.just(""), st.just(10 * SECOND), st.just(0)),
+    st.tuples(st.just("undo"), st.just(""), st.just(10 * SECOND), st.just(2 * SECOND)),
+    st.tuples(st.just("cancel"), IDS, st.just(10 * SECOND), st.just(0)),
+    st.tuples(st.just("look"), IDS, st.just(10 * SECOND), st.sampled_from([0, 2 * SECOND])),
+    st.tuples(st.just("size"), st.just(""), st.just(10 * SECOND), st.just(0)),
+    st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.9, 3.0])),
+)
+
+
+def test_every_trace(redis_server: Server) -> None:
+    """Beside both runs a list, which is what a queue is."""
+
+    @settings(max_examples=examples())
+    @given(st.sampled_from([0, 3]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
+    def check(most: int, trace: list[tuple[tuple[Any, ...], int]]) -> None:
+        twins = Twins(MACHINE, redis_server)
+        line: list[str] = []
+        ends: dict[str, list[int]] = {}
+        taken: tuple[str, str, list[int]] | None = None
+        for serial, ((op, *arguments), times) in enumerate(trace):
+            if op == "advance":
+                twins.clock.advance(arguments[0])
+                continue
+            id, timeout, beat = arguments
+            call = "" if op in ("look", "size") else f"{op}{serial}"
+            if op == "undo":
+                if taken is None:
+                    continue
+                call = taken[0]
+            now = twins.clock.now()
+            line = [each for each in line if min(ends[each]) > now]
+            [answer, *_] = twins.step(op, call, id, timeout, most, beat, times=times)
+            if op == "enqueue" and id in line:
+                assert answer == line.index(id)
+                ends[id][1] = now + beat if beat else ends[id][1]
+            elif op == "enqueue" and most and len(line) >= most:
+                assert answer == -1
+            elif op == "enqueue":
+                assert answer == len(line)
+                line.append(id)
+                ends[id] = [now + timeout, now + beat if beat else 10**18]
+            elif op == "dequeue":
+                assert answer == (line[0] if line else "")
+                taken = (call, line[0], ends[line[0]]) if line else None
+                line = line[1:]
+            elif op == "undo" and taken:
+                if taken[2][0] > now and taken[1] not in line:
+                    line.insert(0, taken[1])
+                    ends[taken[1]] = [taken[2][0], now + beat if taken[2][1] < 10**18 else 10**18]
+                taken = None
+            elif op == "cancel":
+                assert answer == (id in line)
+                line = [each for each in line if each != id]
+            elif op == "look":
+                assert (answer == "waiting") == (id in line)
+                if id in line and beat:
+                    ends[id][1] = now + beat
+            assert twins.step("size", "", "", SECOND, most, 0) == [len(line)]
+        twins.close()
+
+    check()

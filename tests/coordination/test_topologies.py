@@ -1,0 +1,94 @@
+"""All four tools on a Cluster, and through a failover that Sentinels order."""
+
+import threading
+
+import pytest
+
+from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.stores.redis import RedisStore
+from tests.faults.clusters import Cluster, Sentinels, wait_until
+
+LONG = 20.0
+TIMES = range(6)  # of each tool, so that every server has some
+
+
+@pytest.mark.xdist_group("faults-cluster")
+@pytest.mark.bounded(60)
+def test_cluster(cluster: Cluster) -> None:
+    url = cluster.url + "?timeout=5"
+    for number in TIMES:
+        one, other = Lock(f"lock{number}", store=url), Lock(f"lock{number}", store=url)
+        assert one.acquire(timeout=LONG)
+        assert not other.acquire(timeout=0.05)
+        one.ensure_held()
+        assert one.release()
+        assert other.acquire(timeout=LONG)
+        other.release()
+    for number in TIMES:
+        breaker = CircuitBreaker(f"breaker{number}", store=url)
+        for _ in range(3):
+            breaker.record_failure()
+        assert breaker.state == "OPEN"
+    for number in TIMES:
+        pool = Pool(f"pool{number}", store=url, quota="10/minute", failures=3)
+        pool.add("a", "b")
+        for member in "aba":
+            with pool.acquire(timeout=LONG) as leased:
+                assert leased.member == member
+    for number in TIMES:
+        queue = WaitQueue(f"queue{number}", store=url)
+        queue.enqueue("a")
+        queue.enqueue("b")
+        assert [len(queue), queue.dequeue(), queue.dequeue(), queue.dequeue()] == [2, "a", "b", None]
+    assert all(member.ask("DBSIZE") for member in cluster.primaries())
+    queue.close()
+
+
+@pytest.mark.xdist_group("faults-cluster")
+def test_who_waits_on_a_cluster_is_woken(cluster: Cluster) -> None:
+    """Whatever server has the lock: a message reaches those who listen at another."""
+    elsewhere = RedisStore(cluster.url, timeout=5)
+    for number in range(3):
+        holder, waiter = (
+            Lock(f"woken{number}", store=elsewhere),
+            Lock(f"woken{number}", store=cluster.url + "?timeout=5"),
+        )
+        assert holder.acquire(timeout=LONG)
+        timer = threading.Timer(0.1, holder.release)
+        timer.start()
+        assert waiter.acquire(timeout=LONG)
+        timer.join()
+        waiter.release()
+    waiter.close()
+    elsewhere.close()
+
+
+@pytest.mark.xdist_group("faults")
+@pytest.mark.bounded(60)
+def test_sentinel_failover(sentinels: Sentinels) -> None:
+    """A planned one: what was held is held, what was counted is counted, and whoever waits gets it in the end."""
+    url = sentinels.url + "?timeout=1"
+    holder, waiter = Lock("lock", store=url, ttl=20), Lock("lock", store=url)
+    breaker, pool, queue = CircuitBreaker("b", store=url), Pool("p", store=url), WaitQueue("q", store=url)
+    assert holder.acquire(timeout=LONG)
+    breaker.record_failure()
+    breaker.record_failure()
+    pool.add("a", "b")
+    leased = pool.acquire(timeout=LONG)
+    queue.enqueue("r1")
+    wait_until(sentinels.primary.is_followed, "the replica knows of all that")
+    sentinels.fail_over()
+    sentinels.wait_for_failover()
+    wait_until(lambda: not waiter.acquire(timeout=0.5), "somebody has it")
+    holder.ensure_held()
+    thread = threading.Thread(target=waiter.acquire, args=(LONG,))
+    thread.start()
+    assert holder.release()
+    thread.join()
+    assert waiter.held
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+    assert leased.release()
+    assert pool.status().ready == 2
+    assert queue.dequeue() == "r1"
+    queue.close()

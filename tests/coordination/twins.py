@@ -1,0 +1,46 @@
+"""One machine at two places, step by step: Redis must answer what memory answers, and again what it answered before."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import settings
+
+from headgate.coordination.place import Machine, Memory, Redis, Step
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.servers import Server
+
+
+def examples() -> int:
+    """How many traces: more when pytest is told to explore."""
+    return max(100, settings().max_examples)
+
+
+class Twins:
+    """The same name of the same machine in memory and on *server*, on one clock."""
+
+    def __init__(self, machine: Machine, server: Server, name: str = "twins", url: str = "") -> None:
+        server.flush()
+        self.clock = ManualClock()
+        self.machine = machine
+        self.name = name
+        self.server = server
+        self.store = RedisStore(url or server.url, timeout=10, clock=self.clock)
+        self.redis = Redis(self.store)
+        self.memory = Memory(self.clock)
+
+    def step(self, op: str, *arguments: str | int, times: int = 1) -> list[Any]:
+        """Both answers, which are equal, however often it is asked."""
+        answers = []
+        for _ in range(times):
+            answers.append(self.memory.step(self.machine, self.name, Step(op, arguments)))
+            answers.append(self.redis.step(self.machine, self.name, Step(op, arguments)))
+        for answer in answers[1:]:
+            assert self.comparable(answer) == self.comparable(answers[0]), (op, arguments, answers)
+        return answers[0]
+
+    def comparable(self, answer: Sequence[Any]) -> Sequence[Any]:
+        return answer
+
+    def close(self) -> None:
+        self.store.close()

@@ -1,0 +1,139 @@
+"""Real processes that call one hybrid limiter as fast as they are told, and a record of every admission.
+
+Each worker notes the wall clock, which is Redis's own on the same machine, before and after every admitted call, in a
+file that is mapped into memory: what it has noted is there even if it is killed the next moment.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import headgate
+
+PAIR = struct.Struct("<qq")
+BEAT = 0.005  # seconds between a worker's bursts of calls
+
+
+@dataclass
+class Outcome:
+    """All that was admitted, by whom, and what the workers said of themselves."""
+
+    calls: list[tuple[int, int]]
+    together: tuple[int, int] = (0, 0)  # nanoseconds between which all of them were calling
+    stats: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def admitted(self) -> int:
+        return len(self.calls)
+
+    def rate(self, skip: float) -> float:
+        """Admissions a second while all were calling, without the first *skip* seconds, in which a bucket empties."""
+        first, last = self.together[0] + int(skip * 1e9), self.together[1]
+        return sum(first < after <= last for _, after in self.calls) / (last - first) * 1e9
+
+    @property
+    def local_ratio(self) -> float:
+        local, remote = sum(s["local"] for s in self.stats), sum(s["remote"] for s in self.stats)
+        return float(local / (local + remote))
+
+
+class Worker:
+    """One process. It starts calling at the wall-clock second *start*."""
+
+    def __init__(self, place: Path, number: int, order: dict[str, Any]) -> None:
+        self.log = place / f"{number}.log"
+        self.said = place / f"{number}.json"
+        capacity = int(order["rate"] * order["seconds"] * 2) + 10_000
+        self.log.write_bytes(bytes(PAIR.size * capacity))
+        command = [sys.executable, "-m", "tests.hybrid.herd", str(self.log), str(self.said), json.dumps(order)]
+        ours = str(Path(headgate.__file__).parent.parent)
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": f"{ours}:{root}"})
+
+    def calls(self) -> Iterator[tuple[int, int]]:
+        for before, after in PAIR.iter_unpack(self.log.read_bytes()):
+            if not after:
+                return
+            yield before, after
+
+
+@contextmanager
+def herd(url: str, quota: str, processes: int, seconds: float, rate: float, **options: Any) -> Iterator[list[Worker]]:
+    """Start workers that share *rate* calls a second among them; they are killed at the end if need be."""
+    with tempfile.TemporaryDirectory() as place:
+        start = time.time() + 0.6 + 0.25 * processes  # for the slowest to have started
+        order = {"url": url, "quota": quota, "start": start, "seconds": seconds, "rate": rate / processes} | options
+        workers = [Worker(Path(place), number, order) for number in range(processes)]
+        try:
+            yield workers
+        finally:
+            for worker in workers:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+                worker.process.wait()
+
+
+def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
+    """Wait for the workers and gather what they did."""
+    found = Outcome([])
+    deadline = time.monotonic() + timeout
+    starts, ends = [], []
+    for worker in workers:
+        worker.process.wait(max(deadline - time.monotonic(), 0.1))
+        calls = list(worker.calls())
+        found.calls += calls
+        starts.append(calls[0][0])
+        ends.append(calls[-1][1])
+    found.together = (max(starts), min(ends))
+    for worker in workers:
+        if worker.said.exists():
+            found.stats.append(json.loads(worker.said.read_text()))
+    return found
+
+
+def work(log: str, said: str, order: dict[str, Any]) -> None:
+    from headgate import HybridLimiter
+
+    limiter = HybridLimiter(
+        order["quota"],
+        store=order["url"],
+        on_store_error=order.get("policy", "deny"),
+        accuracy=order.get("accuracy", "high"),
+    )
+    with open(log, "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
+        place, room = 0, len(record) // PAIR.size
+        while time.time() < order["start"]:
+            time.sleep(0.001)
+        begin, asked = time.monotonic(), 0
+        while (passed := time.monotonic() - begin) < order["seconds"]:
+            due = int(passed * order["rate"])
+            for _ in range(due - asked):
+                before = time.time_ns()
+                decision = limiter.try_acquire("hot")
+                after = time.time_ns()
+                if decision.allowed and place < room:
+                    PAIR.pack_into(record, place * PAIR.size, before, after)
+                    place += 1
+            asked = due
+            time.sleep(BEAT)
+    stats = limiter.stats()
+    limiter.close()
+    Path(said).write_text(
+        json.dumps({name: getattr(stats, name) for name in ("local", "remote", "trips", "burned", "degraded", "held")})
+    )
+
+
+if __name__ == "__main__":
+    work(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

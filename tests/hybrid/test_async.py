@@ -1,0 +1,132 @@
+"""`AsyncHybridLimiter` on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate import AsyncHybridLimiter, InvalidKey, PermitsExceedLimit, RateLimited
+from headgate.stores.redis import RedisStore
+from tests.clocks import until_async
+from tests.hybrid.test_limiter import KINDS, SLOW, out
+from tests.servers import Server
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_as_many_as_the_quota_says(kind: str, redis_server: Server) -> None:
+    async with AsyncHybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
+        decisions = [await limiter.try_acquire("k") for _ in range(300)]
+    assert all(decisions[:100]) and not any(decisions[100:])
+    assert out(redis_server, kind=kind) == 0
+
+
+async def test_tasks_share_a_lease_exactly(redis_server: Server) -> None:
+    async with AsyncHybridLimiter("3000/day", store=redis_server.url) as limiter:
+
+        async def work() -> int:
+            count = 0
+            for _ in range(100):
+                count += (await limiter.try_acquire("k")).allowed
+                await asyncio.sleep(0)
+            return count
+
+        assert sum(await asyncio.gather(*[work() for _ in range(50)])) == 3000
+        assert limiter.stats().local_ratio > 0.9
+
+
+async def test_the_other_methods(redis_server: Server) -> None:
+    async with AsyncHybridLimiter(SLOW, store=redis_server.url) as limiter:
+        assert await limiter.try_acquire("k", 100)
+        assert not await limiter.try_acquire("k")
+        assert not await limiter.peek("k")
+        await limiter.refund("k", 3)
+        assert [bool(await limiter.try_acquire("k")) for _ in range(4)] == [True, True, True, False]
+        await limiter.reset("k")
+        assert (await limiter.peek("k", 0)).remaining == 100
+        with pytest.raises(PermitsExceedLimit):
+            await limiter.try_acquire("k", 101)
+        with pytest.raises(InvalidKey):
+            await limiter.try_acquire("")
+        assert limiter.store_health().state == "closed"
+    async with AsyncHybridLimiter("20/second burst 1", store=redis_server.url, name="waits") as limiter:
+        for _ in range(3):
+            await limiter.acquire("k", timeout=30)
+    async with AsyncHybridLimiter("1/day", store=redis_server.url, name="refuses") as limiter:
+        async with limiter.limit("k"):
+            pass
+        with pytest.raises(RateLimited):
+            async with limiter.limit("k"):
+                pass
+
+
+async def test_close_gives_back(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=redis_server.url)
+    spent = 0
+    while limiter.stats().held < 2:
+        spent += (await limiter.try_acquire("k")).allowed
+        await asyncio.sleep(0)
+    await limiter.aclose()
+    assert out(redis_server) == 0
+    async with AsyncHybridLimiter("1000/day", store=redis_server.url) as other:
+        assert (await other.peek("k", 0)).remaining == 1000 - spent
+
+
+def test_one_limiter_in_several_event_loops(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("100/day", store=redis_server.url)
+
+    async def some() -> int:
+        many = sum([bool(await limiter.try_acquire("k")) for _ in range(40)])
+        await limiter.aclose()
+        return many
+
+    assert [asyncio.run(some()) for _ in range(3)] == [40, 40, 20]
+
+
+class Slow(RedisStore):
+    """A store whose answers wait for `gate`."""
+
+    gate: asyncio.Event
+
+    def loop(self) -> Any:
+        link, gate = super().loop(), self.gate
+
+        class Held:
+            async def ask(self, script: Any, call: Any) -> Any:
+                reply = await link.ask(script, call)
+                await gate.wait()
+                return reply
+
+        return Held()
+
+
+async def test_who_is_cancelled_loses_nothing(redis_server: Server) -> None:
+    store = Slow(redis_server.url)
+    store.gate = asyncio.Event()
+    limiter = AsyncHybridLimiter(SLOW, store=store)
+    asked = asyncio.create_task(limiter.try_acquire("k", 100))
+    await until_async(lambda: redis_server.names())
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    store.gate.set()
+    for _ in range(1000):
+        if await limiter.try_acquire("k", 100):
+            break
+        await asyncio.sleep(0.001)
+    else:
+        pytest.fail("what was taken for nobody did not come back")
+    await limiter.aclose()
+    await store.aclose()
+
+
+async def test_a_warm_key_never_yields_to_the_loop(redis_server: Server) -> None:
+    async with AsyncHybridLimiter("1000000/second", store=redis_server.url) as limiter:
+        while limiter.stats().held < 2000:
+            await limiter.try_acquire("k")
+            await asyncio.sleep(0)
+        for _ in range(1000):
+            with pytest.raises(StopIteration) as done:
+                limiter.try_acquire("k").send(None)
+            assert done.value.value.allowed

@@ -1,0 +1,262 @@
+"""One lease and one ledger, step by step: what is taken, given back, lost, burned and refused."""
+
+from __future__ import annotations
+
+from headgate.hybrid.lease import FORGOTTEN, MARGIN, MILLISECOND, SECOND, TTL, Lease
+from headgate.hybrid.ledger import Ledger
+from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
+from headgate.rule import Rule
+
+STYLE = STYLES["high"]
+TRIP = MILLISECOND
+
+
+class Pair:
+    """A lease here, a ledger there, one clock for both."""
+
+    def __init__(self, quota: str, algorithm: str = "token_bucket") -> None:
+        self.law = law_of(Rule(quota, algorithm))
+        self.style = STYLE
+        self.ledger = Ledger()
+        self.lease = Lease("k", 0, 0)
+        self.now = SECOND  # nanoseconds
+        self.seq = 0
+
+    def report(self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None) -> Ask:
+        if demand is not None:
+            self.lease.count(self.now, self.law, ())
+            self.lease.demand, self.lease.asked_at = demand, self.now
+        self.seq += 1
+        return self.lease.report(self.now, self.seq, "me", self.law, self.style, TRIP, op, needs)
+
+    def ask(self, ask: Ask) -> Reply:
+        return self.ledger.sync(self.now // 1000, self.law, self.style, ask)
+
+    def accept(self, ask: Ask, reply: Reply) -> bool:
+        return self.lease.accept(self.now, reply, ask, self.law, self.style, TRIP)
+
+    def trip(self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None) -> Reply:
+        ask = self.report(op, needs, demand)
+        reply = self.ask(ask)
+        self.accept(ask, reply)
+        return reply
+
+    def spend(self, permits: int) -> None:
+        assert self.now < self.lease.expires
+        self.lease.balance -= permits * self.law.cost
+        assert self.lease.balance >= 0
+
+    @property
+    def held(self) -> int:
+        return self.lease.balance // self.law.cost
+
+    @property
+    def free(self) -> int:
+        return self.ledger.free // self.law.cost
+
+
+def leased(quota: str = "100/hour", demand: float = 100.0) -> Pair:
+    """A pair whose lease holds something."""
+    pair = Pair(quota)
+    pair.trip(demand=demand)
+    pair.trip(demand=demand)
+    assert pair.held > 0
+    return pair
+
+
+def test_a_lease_is_part_of_the_capacity() -> None:
+    pair = leased()
+    assert pair.held == pair.ledger.out
+    assert pair.free + pair.held == 100
+
+
+def test_a_lease_follows_demand_and_stays_below_its_part() -> None:
+    held = [leased("1000/hour", demand).held for demand in (5.0, 100.0, 1000.0, 100_000.0)]
+    assert held == sorted(held) and held[0] >= 1
+    assert held[-1] <= STYLE.leased
+
+
+def test_who_waits_is_decided_there_and_everything_goes_back_first() -> None:
+    pair = leased("10/hour")
+    held = pair.held
+    assert held
+    reply = pair.trip(needs=((1, 10),), demand=0.0)
+    assert reply.before == 10 * pair.law.cost, "what was held here counts there"
+    assert pair.free == 0 and pair.ledger.out == 0
+
+
+def test_a_lost_reply_costs_nothing() -> None:
+    pair = leased()
+    ask = pair.report(demand=400.0)
+    reply = pair.ask(ask)
+    assert reply.lease > 0
+    pair.lease.lose(pair.now)
+    pair.trip(demand=400.0)
+    assert not pair.accept(ask, reply), "it came too late: the ledger has taken it back"
+    assert pair.held == pair.ledger.out
+    assert pair.free + pair.held == 100
+
+
+def test_a_lost_return_is_told_again() -> None:
+    pair = leased()
+    held = pair.held
+    pair.report(demand=0.0)  # gives back all but a spare, and is lost on the way
+    assert pair.held <= 1 < held
+    pair.lease.lose(pair.now)
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 100
+
+
+def test_an_old_report_changes_nothing() -> None:
+    pair = leased()
+    old = pair.report(demand=50.0)
+    pair.lease.lose(pair.now)
+    pair.trip(demand=50.0)
+    before = (pair.ledger.free, pair.ledger.out)
+    assert pair.ask(old).status == STALE
+    assert (pair.ledger.free, pair.ledger.out) == before
+
+
+def test_a_lease_ends_here_before_it_ends_there() -> None:
+    pair = leased()
+    there = next(iter(pair.ledger.nodes.values())).exp * 1000
+    assert pair.lease.expires <= there - MARGIN - TTL // 1000
+
+
+def test_what_is_not_spent_in_time_is_burned() -> None:
+    pair = leased()
+    held = pair.held
+    pair.now += TTL + SECOND
+    assert pair.report(demand=0.0).lid == 0
+    pair.lease.lose(pair.now)
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 100 - held, "its holder may have spent it"
+
+
+def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
+    pair = leased()
+    pair.ledger = Ledger()  # its data was lost
+    ask = pair.report(demand=100.0)
+    assert ask.held > 0
+    reply = pair.ask(ask)
+    assert reply.status == VOID
+    assert not pair.accept(ask, reply)
+    assert pair.held == 0 and pair.lease.expires == 0
+    assert pair.trip(demand=100.0).status == OK
+
+
+def test_lost_data_does_not_fill_the_bucket() -> None:
+    pair = leased("100/hour")
+    pair.ledger = Ledger()
+    pair.now += MILLISECOND
+    pair.trip(demand=100.0)
+    assert pair.free == 0 and pair.ledger.lost, "a lease older than the key proves that there was one before"
+    newcomer = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 0, 0, 0, 6_000_000)
+    assert pair.ask(newcomer).before < pair.law.cost
+
+
+def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
+    pair = leased()
+    record = next(iter(pair.ledger.nodes.values()))
+    lost = record.out
+    pair.ledger.out -= record.out
+    pair.ledger.free += record.out * pair.law.cost
+    record.out = record.lease = 0
+    reply = pair.trip(demand=100.0)
+    assert lost and pair.held == reply.out == pair.ledger.out
+
+
+def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
+    pair = Pair("100/hour")
+    pair.lease.debt = 30
+    pair.ask(pair.report(demand=0.0))
+    pair.lease.lose(pair.now)
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 70 and pair.lease.debt == 0
+
+
+def test_debt_is_bounded_by_the_capacity() -> None:
+    pair = Pair("100/hour")
+    pair.lease.debt = 5000
+    reply = pair.trip(needs=((1, 1),), demand=0.0)
+    assert pair.free == -100 and reply.wait > 0
+
+
+def test_a_refund_is_told_once_at_most() -> None:
+    pair = Pair("100/hour")
+    pair.trip(needs=((50, 1),), demand=0.0)
+    pair.lease.refund = 20
+    pair.ask(pair.report(demand=0.0))
+    pair.lease.lose(pair.now)
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 70
+
+
+def test_a_refund_never_goes_above_the_capacity() -> None:
+    pair = leased()
+    pair.lease.refund = 1000
+    pair.trip(demand=100.0)
+    assert pair.free + pair.held == 100
+
+
+def test_reset_fills_up_to_what_others_hold() -> None:
+    pair = leased()
+    others = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
+    there = pair.ask(others).lease
+    pair.spend(pair.held)
+    pair.trip("reset")
+    assert there and pair.free == 100 - there
+
+
+def test_release_leaves_nothing_behind() -> None:
+    pair = leased()
+    pair.trip("release")
+    assert pair.free == 100 and not pair.ledger.nodes and pair.ledger.out == pair.ledger.demand == 0
+    assert pair.held == 0 and pair.lease.lid == 0
+
+
+def test_a_refusal_is_exact_when_nobody_else_holds_a_lease() -> None:
+    pair = Pair("1/second burst 3")
+    pair.trip(needs=((3, 1),), demand=0.0)
+    sent = pair.now
+    pair.trip(needs=((1, 1),), demand=0.0)
+    assert pair.lease.deny_until == sent + SECOND, "the next permit comes then, and not a moment before"
+
+
+def test_a_refusal_of_many_is_remembered() -> None:
+    pair = Pair("1/second burst 10")
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(needs=((8, 1),), demand=0.0)
+    sent = pair.now
+    pair.trip(needs=((1, 5),), demand=0.0)
+    assert pair.lease.deny_from == 5 * pair.law.cost
+    assert pair.lease.deny_until == sent + 3 * SECOND
+
+
+def test_a_lease_of_a_window_ends_with_it() -> None:
+    pair = Pair("100/10s", "fixed_window")
+    pair.now = 1_700_000_007 * SECOND
+    pair.trip(demand=100.0)
+    pair.trip(demand=100.0)
+    assert pair.held and pair.lease.expires < 1_700_000_010 * SECOND
+    pair.now = 1_700_000_010 * SECOND
+    reply = pair.trip(needs=((100, 1),), demand=0.0)
+    assert reply.before == 100, "a new window, and all of it"
+
+
+def test_an_idle_key_is_forgotten() -> None:
+    pair = leased()
+    pair.now += SECOND
+    pair.trip()
+    assert pair.held <= 1
+    pair.now = pair.lease.asked_at + FORGOTTEN
+    pair.trip()
+    assert pair.held == 0 and pair.free == 100 and pair.lease.idle(pair.now)
+
+
+def test_a_new_law_keeps_what_is_left() -> None:
+    pair = Pair("100/hour")
+    pair.trip(needs=((90, 1),), demand=0.0)
+    pair.law = law_of(Rule("50/minute"))
+    reply = pair.trip(needs=((1, 1),), demand=0.0)
+    assert reply.before // pair.law.cost == 10

@@ -1,0 +1,415 @@
+"""`HybridLimiter` on a real Redis, for threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import (
+    HybridLimiter,
+    InvalidKey,
+    InvalidPermits,
+    InvalidQuota,
+    PermitsExceedLimit,
+    RateLimited,
+)
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.clocks import until
+from tests.servers import Server
+
+KINDS = ["token_bucket", "gcra", "fixed_window", "sliding_window_counter"]
+SLOW = "100/day"  # nothing to speak of refills while a test runs
+
+
+def name_of(key: str, kind: str = "token_bucket") -> str:
+    return f"rate_limiter:hybrid:{kind}:{{{key}}}"
+
+
+def out(server: Server, key: str = "k", kind: str = "token_bucket") -> int:
+    return int(server.client().hget(name_of(key, kind), "out") or 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_as_the_quota_says(kind: str, any_redis_server: Server) -> None:
+    with HybridLimiter(SLOW, algorithm=kind, store=any_redis_server.url) as limiter:
+        decisions = [limiter.try_acquire("k") for _ in range(300)]
+    assert sum(map(bool, decisions)) == 100
+    assert all(decisions[:100]) and not any(decisions[100:]), "the first hundred"
+    assert [d.remaining for d in decisions[:100]] == sorted((d.remaining for d in decisions[:100]), reverse=True)
+    assert {d.limit for d in decisions} == {100}
+    assert all(d.retry_after > 0 and d.remaining == 0 for d in decisions[100:])
+    assert not any(d.degraded for d in decisions)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_limiters_share_one_limit(kind: str, redis_server: Server) -> None:
+    limiters = [HybridLimiter(SLOW, algorithm=kind, store=redis_server.url) for _ in range(4)]
+    admitted = 0
+    for turn in range(400):
+        admitted += limiters[turn % 4].try_acquire("k").allowed
+    assert admitted <= 100
+    deadline = time.monotonic() + 20
+    while admitted < 100 and time.monotonic() < deadline:  # what one holds in vain goes back, and another has it
+        admitted += limiters[0].try_acquire("k").allowed
+        time.sleep(0.01)
+    for limiter in limiters:
+        limiter.close()
+    assert admitted == 100
+
+
+def test_permits(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+        assert limiter.try_acquire("k", permits=60)
+        assert not limiter.try_acquire("k", permits=60)
+        assert limiter.try_acquire("k", permits=40), "a refusal spends nothing"
+        assert not limiter.try_acquire("k")
+        with pytest.raises(PermitsExceedLimit):
+            limiter.try_acquire("k", permits=101)
+        for bad in (0, -1, True, 1.0, "1", None):
+            with pytest.raises(InvalidPermits):
+                limiter.try_acquire("k", bad)  # type: ignore[arg-type]  # that is the test
+
+
+def test_bad_keys(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+        for bad in ("", "x" * 257, "a\nb", None, 7, b"k", ["k"]):
+            with pytest.raises(InvalidKey):
+                limiter.try_acquire(bad)  # type: ignore[arg-type]  # that is the test
+        assert redis_server.names() == []
+        for strange in ("{}", "%", "a:b", "키", "k" * 256):
+            assert limiter.try_acquire(strange).remaining == 99
+
+
+def test_keys_in_redis(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url, name="a:b", prefix="mine") as limiter:
+        limiter.try_acquire("user:{1}")
+        assert redis_server.names() == ["mine:hybrid:token_bucket:{user:%7B1%7D}:a%3Ab"]
+        assert redis_server.client().pttl(redis_server.names()[0]) > 86_000_000 * 0.0001
+    redis_server.flush()
+    with HybridLimiter(SLOW, store=redis_server.url, hash_keys=True) as limiter:
+        limiter.try_acquire("user:1")
+        [name] = redis_server.names()
+        assert "user" not in name
+
+
+def test_peek_spends_nothing(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+        assert limiter.peek("k").allowed and limiter.peek("k", 0).remaining == 100
+        assert redis_server.names() == []
+        limiter.try_acquire("k", 30)
+        assert limiter.peek("k", 0).remaining == 70
+        assert limiter.peek("k", 70).allowed and not limiter.peek("k", 71).allowed
+        assert limiter.peek("k", 71).retry_after == pytest.approx(864, rel=0.01)
+        assert limiter.try_acquire("k", 70)
+        assert not limiter.peek("k")
+
+
+def test_refund(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+        assert limiter.try_acquire("k", 100)
+        assert not limiter.try_acquire("k")
+        limiter.refund("k", 3)
+        assert [bool(limiter.try_acquire("k")) for _ in range(4)] == [True, True, True, False]
+        limiter.refund("k", 1_000_000)
+        assert sum(bool(limiter.try_acquire("k")) for _ in range(200)) == 100, "never above the capacity"
+        limiter.refund("new", 5)
+        assert limiter.peek("new", 0).remaining == 100
+        for bad in (0, -1, True, "1"):
+            with pytest.raises(InvalidPermits):
+                limiter.refund("k", bad)  # type: ignore[arg-type]  # that is the test
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reset(kind: str, redis_server: Server) -> None:
+    with HybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
+        for _ in range(2):
+            assert sum(bool(limiter.try_acquire("k")) for _ in range(200)) == 100
+            limiter.reset("k")
+        assert limiter.peek("k", 0).remaining == 100
+
+
+def test_acquire_waits(redis_server: Server) -> None:
+    with HybridLimiter("20/second burst 2", store=redis_server.url) as limiter:
+        start = time.monotonic()
+        for _ in range(6):
+            assert limiter.acquire("k", timeout=30)
+        assert time.monotonic() - start > 0.19, "four had to wait for a twentieth of a second each"
+    with HybridLimiter("1/day", store=redis_server.url, name="other") as limiter:
+        assert limiter.acquire("k")
+        with pytest.raises(RateLimited) as caught:
+            limiter.acquire("k", timeout=0.01)
+        assert caught.value.decision.retry_after > 1000
+
+
+def test_guards(redis_server: Server) -> None:
+    with HybridLimiter("1/day", store=redis_server.url) as limiter:
+        with limiter.limit("k"):
+            pass
+        with pytest.raises(RateLimited), limiter.limit("k"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"algorithm": "leaky_bucket"}, "does not serve leaky_bucket.*token_bucket"),
+        ({"algorithm": "sliding_window"}, "does not serve sliding_window.*sliding_window_counter"),
+        ({"algorithm": "bogus"}, "unknown algorithm"),
+        ({"quota": ["5/s", "10/m"]}, "one quota"),
+        ({"quota": "5/s burst 10", "algorithm": "fixed_window"}, "no burst"),
+        ({"store": "memory://"}, "use Limiter"),
+        ({"store": MemoryStore()}, "needs a Redis"),
+        ({"store": "http://x"}, "unknown store"),
+        ({"accuracy": "perfect"}, "high, medium, low"),
+        ({"cold": "hot"}, "wait or optimistic"),
+        ({"on_store_error": "panic"}, "allow, deny, local, raise"),
+        ({"max_local_keys": 0}, "max_local_keys"),
+        ({"max_local_keys": True}, "max_local_keys"),
+    ],
+)
+def test_what_it_does_not_serve(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HybridLimiter(**{"quota": "5/s", "store": "redis://127.0.0.1:1", **arguments})
+    assert issubclass(InvalidQuota, ValueError)
+
+
+class Tripwire(RedisStore):
+    """A store whose network can be taken away."""
+
+    cut = False
+
+    def threads(self) -> Any:
+        if self.cut:
+            raise AssertionError("somebody asked Redis")
+        return super().threads()
+
+
+def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Tripwire(redis_server.url)
+    limiter = HybridLimiter("1000000/second", store=store)
+    gate = limiter._gate
+    warm = lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 3000  # noqa: E731
+    until(warm)
+    with gate.node.lock:  # the synchroniser stands still, and with it everything that is not the caller's own
+        before = limiter.stats()
+        store.cut = True
+        monkeypatch.setattr("socket.socket.send", None)
+        monkeypatch.setattr("threading.Event.set", None)
+        assert all([limiter.try_acquire("k").allowed for _ in range(1000)])
+        monkeypatch.undo()
+        after = limiter.stats()
+        store.cut = False
+    assert (after.remote, after.trips) == (before.remote, before.trips)
+    assert after.local - before.local == 1000
+    limiter.close()
+    store.close()
+
+
+def test_threads_share_a_lease_exactly(redis_server: Server) -> None:
+    limiter = HybridLimiter("5000/day", store=redis_server.url)
+    counts = [0] * 8
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait()
+        for _ in range(2000):
+            counts[number] += limiter.try_acquire("k").allowed
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    limiter.close()
+    assert sum(counts) == 5000
+
+
+def test_close_gives_back(redis_server: Server) -> None:
+    limiter = HybridLimiter("1000/day", store=redis_server.url)
+    until(lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 1)
+    spent = limiter.stats().local + limiter.stats().remote
+    limiter.close()
+    assert out(redis_server) == 0
+    with HybridLimiter("1000/day", store=redis_server.url) as other:
+        assert other.peek("k", 0).remaining == 1000 - spent
+    assert limiter.try_acquire("k"), "it may be used again"
+    limiter.close()
+
+
+EXIT = """
+import sys, time
+from headgate import HybridLimiter
+limiter = HybridLimiter("1000/day", store=sys.argv[1])
+while limiter.stats().held < 2:
+    assert limiter.try_acquire("k")
+print(limiter.stats().local + limiter.stats().remote)
+"""
+
+
+def test_an_exit_gives_back(redis_server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, redis_server.patient_url],
+        env=os.environ | {"PYTHONPATH": str(Path(headgate.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stderr == ""
+    spent = int(done.stdout)
+    assert out(redis_server) == 0
+    with HybridLimiter("1000/day", store=redis_server.url) as limiter:
+        assert limiter.peek("k", 0).remaining == 1000 - spent
+
+
+def test_a_forked_child_has_its_own_leases(redis_server: Server) -> None:
+    limiter = HybridLimiter("1000/day", store=redis_server.url)
+    until(lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 1)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            held = limiter.stats().held
+            many = sum(bool(limiter.try_acquire("k")) for _ in range(2000))
+            limiter.close()
+            os.write(write, f"{held} {many}".encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        held, many = map(int, pipe.read().split())
+    assert os.waitpid(child, 0)[1] == 0
+    assert held == 0
+    spent = limiter.stats().local + limiter.stats().remote
+    ours = sum(bool(limiter.try_acquire("k")) for _ in range(2000))
+    assert spent + many + ours == 1000
+    limiter.close()
+
+
+def test_idle_keys_are_forgotten(redis_server: Server) -> None:
+    clock = ManualClock()
+    store = RedisStore(redis_server.url, clock=clock)
+    limiter = HybridLimiter("1000/day", store=store)
+    for number in range(20):
+        limiter.try_acquire(f"k{number}")
+    for _ in range(40):
+        limiter.try_acquire("busy")
+        clock.advance(1.0)
+        until(lambda: not limiter._gate.node.busy)
+        time.sleep(0.002)
+    assert limiter.stats().keys == 1
+    assert sum(out(redis_server, f"k{number}") for number in range(20)) == 0
+    limiter.close()
+    store.close()
+
+
+def test_no_more_local_keys_than_allowed(redis_server: Server) -> None:
+    limiter = HybridLimiter("10/day", store=redis_server.url, max_local_keys=50)
+    for number in range(300):
+        assert limiter.try_acquire(f"k{number}")
+    assert limiter.stats().keys <= 50
+    limiter.close()
+    assert sum(out(redis_server, f"k{number}") for number in range(300)) == 0, "who was sent away gave back"
+
+
+def test_many_keys_travel_together(redis_server: Server) -> None:
+    limiter = HybridLimiter("1000/second", store=redis_server.url)
+    threads = [
+        threading.Thread(target=lambda n=n: [limiter.try_acquire(f"k{n}:{i}") for i in range(20)]) for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = limiter.stats()
+    assert stats.syncs >= 400 > stats.trips
+    limiter.close()
+
+
+def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    limiters = [HybridLimiter(SLOW, store=store, name=f"n{number}") for number in range(3)]
+    assert len({limiter._gate.synchroniser for limiter in limiters}) == 1
+    for limiter in limiters:
+        assert limiter.try_acquire("k").remaining == 99
+    for limiter in limiters:
+        limiter.close()
+    assert len(redis_server.names()) == 3
+    store.close()
+
+
+def test_a_refusal_is_local_and_exact(redis_server: Server) -> None:
+    clock = ManualClock()
+    store = RedisStore(redis_server.url, clock=clock)
+    limiter = HybridLimiter("1/minute burst 3", store=store)
+    assert [bool(limiter.try_acquire("k")) for _ in range(4)] == [True, True, True, False]
+    before = limiter.stats()
+    refusals = [limiter.try_acquire("k") for _ in range(50)]
+    assert not any(refusals) and limiter.stats().remote == before.remote
+    assert refusals[0].retry_after == 60.0
+    clock.advance(59.999_999)
+    assert not limiter.try_acquire("k")
+    clock.advance(0.000_001)
+    assert limiter.try_acquire("k")
+    limiter.close()
+    store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_waiting_for_retry_after_is_enough(kind: str, redis_server: Server) -> None:
+    clock = ManualClock()
+    store = RedisStore(redis_server.url, clock=clock)
+    limiter = HybridLimiter("5/minute", algorithm=kind, store=store)
+    for permits in (1, 1, 3, 2, 1, 5, 4, 1):
+        decision = limiter.try_acquire("k", permits)
+        for _ in range(10 if kind == "sliding_window_counter" else 1):
+            if decision:
+                break
+            clock.advance(decision.retry_after)
+            decision = limiter.try_acquire("k", permits)
+        assert decision, f"{permits} after {decision.retry_after}"
+    limiter.close()
+    store.close()
+
+
+def test_optimistic_about_keys_never_seen(redis_server: Server) -> None:
+    store = Tripwire(redis_server.url)
+    limiter = HybridLimiter("3/day", store=store, cold="optimistic")
+    first = limiter.try_acquire("k")
+    assert first.allowed and first.remaining == 2
+    until(lambda: int(redis_server.client().hlen(name_of("k"))) > 0)
+    assert sum(bool(limiter.try_acquire("k")) for _ in range(10)) == 2, "the first was charged"
+    limiter.close()
+    store.close()
+
+
+def test_stats(redis_server: Server) -> None:
+    limiter = HybridLimiter("1000/second", store=redis_server.url)
+    assert limiter.stats().local_ratio == 1.0
+    for _ in range(5000):
+        limiter.try_acquire("k")
+    stats = limiter.stats()
+    assert stats.local + stats.remote == 5000
+    assert stats.backend == "up" and stats.failures == 0 and stats.trips >= 1 and stats.trip_seconds > 0
+    assert limiter.store_health().state == "closed"
+    limiter.close()
+
+
+def test_public_types() -> None:
+    assert headgate.HybridLimiter is HybridLimiter
+    assert "HybridLimiter" in headgate.__all__
+    assert issubclass(HybridLimiter, headgate.Limiter)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        headgate.Nothing  # noqa: B018

@@ -1,0 +1,170 @@
+"""No fleet admits one too many, whatever the network does: by Hypothesis, and by many random walks."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from headgate.hybrid.protocol import STYLES
+from tests.hybrid.fleet import QUOTAS, STEPS, Fleet
+
+RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
+WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "1500"))
+SHRINK = os.environ.get("HEADGATE_MACHINE_SHRINK") != "0"
+
+which = st.integers(-1, 9)
+again = st.sampled_from([False, False, False, True])
+demand = st.sampled_from([0, 1, 5, 30, 500])
+needs: st.SearchStrategy[list[tuple[int, int]]] = st.one_of(
+    st.just([]), st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=2)
+)
+
+
+class Machine(RuleBasedStateMachine):
+    kind = "token_bucket"
+
+    @initialize(
+        quota=st.integers(0, 9),
+        style=st.sampled_from(sorted(STYLES)),
+        drifts=st.lists(st.integers(-5, 5), min_size=2, max_size=4),
+    )
+    def begin(self, quota: int, style: str, drifts: list[int]) -> None:
+        self.fleet = Fleet(self.kind, quota, style, drifts)
+
+    @rule(by=st.sampled_from(STEPS), share=st.integers(1, 10))
+    def advance(self, by: int, share: int) -> None:
+        self.fleet.advance(by * share // 10)
+
+    @rule(which=which, permits=st.sampled_from([1, 1, 2, 3]), times=st.sampled_from([1, 20]))
+    def spend(self, which: int, permits: int, times: int) -> None:
+        self.fleet.spend(which, permits, times)
+
+    @rule(which=which, demand=demand, needs=needs)
+    def trip(self, which: int, demand: int, needs: list[tuple[int, int]]) -> None:
+        self.fleet.trip(which, demand, needs)
+
+    @rule(which=which, demand=demand, needs=needs, op=st.sampled_from(["sync", "sync", "sync", "release"]))
+    def report(self, which: int, demand: int, needs: list[tuple[int, int]], op: str) -> None:
+        self.fleet.report(which, demand, needs, op)
+
+    @rule(which=which, again=again)
+    def arrive(self, which: int, again: bool) -> None:
+        self.fleet.arrive(which, again)
+
+    @rule(which=which, again=again)
+    def answer(self, which: int, again: bool) -> None:
+        self.fleet.answer(which, again)
+
+    @rule(which=which, demand=demand)
+    def brink(self, which: int, demand: int) -> None:
+        self.fleet.brink(which, demand)
+
+    @rule(which=which, demand=demand)
+    def echo(self, which: int, demand: int) -> None:
+        self.fleet.echo(which, demand)
+
+    @rule(which=which)
+    def drop_request(self, which: int) -> None:
+        self.fleet.drop_request(which)
+
+    @rule(which=which)
+    def drop_answer(self, which: int) -> None:
+        self.fleet.drop_answer(which)
+
+    @rule(which=which)
+    def crash(self, which: int) -> None:
+        self.fleet.crash(which)
+
+    @rule(which=which)
+    def forget(self, which: int) -> None:
+        self.fleet.forget(which)
+
+    @rule(by=st.sampled_from([2_000, 400_000, 40_000_000]))
+    def step_back(self, by: int) -> None:
+        self.fleet.step_back(by)
+
+    def teardown(self) -> None:
+        if hasattr(self, "fleet"):
+            self.fleet.finish()
+
+
+@pytest.mark.bounded(1800)
+@pytest.mark.parametrize("kind", QUOTAS)
+def test_machine(kind: str) -> None:
+    machine = type(f"Machine_{kind}", (Machine,), {"kind": kind})
+    runs = RUNS if kind != "gcra" else RUNS // 4  # the same law as the token bucket
+    phases = tuple(Phase) if SHRINK else (Phase.generate,)
+    chosen = settings(max_examples=runs, stateful_step_count=50, deadline=None, phases=phases)
+    run_state_machine_as_test(machine, settings=chosen)
+
+
+@pytest.mark.bounded(1800)
+@pytest.mark.parametrize("kind", QUOTAS)
+def test_random_walks(kind: str) -> None:
+    """A hundred times as fast as the machine above, so that what is rare comes up too."""
+    for seed in range(WALKS if kind != "gcra" else WALKS // 4):
+        dice = random.Random(f"{kind} {seed}")
+        fleet = Fleet(kind, seed, dice.choice(sorted(STYLES)), [dice.randint(-5, 5) for _ in range(dice.randint(1, 4))])
+        try:
+            walk(fleet, dice, 60)
+            fleet.finish()
+        except AssertionError as error:
+            raise AssertionError(f"{kind}, seed {seed}") from error
+
+
+def walk(fleet: Fleet, dice: random.Random, steps: int) -> None:
+    limit = fleet.law.limit
+
+    def some_needs() -> list[tuple[int, int]]:
+        return dice.choice([[], [], [(limit, 1)], [(dice.randint(1, 3), dice.randint(1, 4)), (1, 1)]])
+
+    events = {
+        "trip": 6,
+        "spend": 5,
+        "advance": 5,
+        "report": 2,
+        "arrive": 2,
+        "answer": 2,
+        "drop": 1,
+        "brink": 0.3,
+        "echo": 0.3,
+        "release": 0.4,
+        "forget": 0.3,
+        "crash": 0.2,
+        "step_back": 0.2,
+    }
+    for event in dice.choices(list(events), list(events.values()), k=steps):
+        which = dice.choice([-1, -1, 0, 1, 2, 3])
+        wanted = dice.choice([0, 1, 5, 30, 500])
+        match event:
+            case "trip":
+                fleet.trip(which, wanted, some_needs())
+            case "spend":
+                fleet.spend(which, dice.choice([1, 1, 1, 2]), dice.choice([1, 3, limit]))
+            case "advance":
+                fleet.advance(int(dice.choice(STEPS) * dice.random()))
+            case "report":
+                fleet.report(which, wanted, some_needs())
+            case "arrive":
+                fleet.arrive(which, dice.random() < 0.2)
+            case "answer":
+                fleet.answer(which, dice.random() < 0.2)
+            case "brink":
+                fleet.brink(which, wanted)
+            case "echo":
+                fleet.echo(which, wanted)
+            case "drop":
+                dice.choice([fleet.drop_request, fleet.drop_answer])(which)
+            case "release":
+                dice.choice([fleet.trip, fleet.report])(which, 0, (), "release")
+            case "forget":
+                fleet.forget(which)
+            case "crash":
+                fleet.crash(which)
+            case "step_back":
+                fleet.step_back(dice.choice([2_000, 400_000, 40_000_000]))

@@ -1,0 +1,224 @@
+"""Redis is not there: leases go on, then the policy decides, and debts are charged on return."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from headgate import AsyncHybridLimiter, HybridLimiter, Quota, StoreUnavailable
+from headgate.hybrid.lease import SECOND, Lease
+from headgate.hybrid.outage import Outage
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.clocks import until
+from tests.servers import Server
+
+
+class Cut(RedisStore):
+    """A store whose network can be cut and mended; what is cut fails at once."""
+
+    cut = False
+    asked = 0
+
+    def threads(self) -> Any:
+        link, store = super().threads(), self
+
+        class Wire:
+            timeout = link.timeout
+
+            def ask(self, script: Any, call: Any) -> Any:
+                store.asked += 1
+                if store.cut:
+                    raise redis.ConnectionError("cut")
+                return link.ask(script, call)
+
+        return Wire()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(redis_server: Server, clock: ManualClock) -> Iterator[Cut]:
+    store = Cut(redis_server.url, clock=clock)
+    yield store
+    store.close()
+
+
+def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> int:
+    """Call until the lease holds *held*; how many calls were admitted."""
+    admitted = 0
+    for _ in range(100_000):
+        if limiter.stats().held >= held:
+            return admitted
+        admitted += limiter.try_acquire("k").allowed
+        clock.advance(0.0002)
+        time.sleep(0)
+    raise AssertionError("it never got warm")
+
+
+def pass_time(limiter: HybridLimiter, clock: ManualClock, seconds: float) -> None:
+    """Let time pass in small steps, and the synchroniser keep up with it."""
+    for _ in range(round(seconds / 0.05)):
+        clock.advance(0.05)
+        until(lambda: not limiter._gate.node.busy)
+        time.sleep(0.0005)
+
+
+def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: ManualClock) -> None:
+    limiter = HybridLimiter("1000/second", store=store, on_store_error="deny")
+    warm(limiter, clock, 20)
+    store.cut = True
+    with limiter._gate.node.lock:
+        held = limiter.stats().held
+        assert all([limiter.try_acquire("k").allowed for _ in range(10)])
+    assert held >= 20
+    pass_time(limiter, clock, 7)
+    assert limiter.stats().backend == "down"
+    refusal = limiter.try_acquire("k")
+    assert not refusal and refusal.degraded
+    store.cut = False
+    pass_time(limiter, clock, 2)
+    assert limiter.stats().backend == "up"
+    assert limiter.try_acquire("k").allowed
+    limiter.close()
+
+
+def test_deny(store: Cut) -> None:
+    limiter = HybridLimiter("10/second", store=store, on_store_error="deny")
+    store.cut = True
+    answers = [limiter.try_acquire("k") for _ in range(5)]
+    assert not any(answers) and all(answer.degraded for answer in answers)
+    assert all(answer.retry_after > 0 for answer in answers)
+    limiter.close()
+
+
+def test_allow_and_charge_it_afterwards(store: Cut, clock: ManualClock) -> None:
+    limiter = HybridLimiter("100/day", store=store, on_store_error="allow")
+    store.cut = True
+    answers = [limiter.try_acquire("k") for _ in range(60)]
+    assert all(answers) and all(answer.degraded for answer in answers)
+    assert limiter.peek("k").degraded
+    store.cut = False
+    pass_time(limiter, clock, 3)
+    assert sum(bool(limiter.try_acquire("k")) for _ in range(200)) == 40, "sixty were owed"
+    limiter.close()
+
+
+def test_raise(store: Cut) -> None:
+    limiter = HybridLimiter("10/second", store=store, on_store_error="raise")
+    store.cut = True
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="cut"):
+            limiter.try_acquire("k")
+    limiter.close()
+
+
+def test_local_is_a_share_that_starts_empty(store: Cut, clock: ManualClock) -> None:
+    limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
+    assert limiter.try_acquire("k", 50)
+    limiter._gate.member.table.leases["k"].nodes = 5  # as if four others had been seen
+    store.cut = True
+    clock.advance(0.2)
+    until(lambda: not limiter.try_acquire("k") and limiter.stats().backend == "down")
+    clock.advance(2.0)  # a fifth of 10/second is 2/second
+    answers = [limiter.try_acquire("k") for _ in range(20)]
+    assert sum(map(bool, answers)) == 4 and all(answer.degraded for answer in answers)
+    clock.advance(100.0)
+    assert sum(bool(limiter.try_acquire("k")) for _ in range(50)) == 10, "a fifth of the burst at most"
+    store.cut = False
+    limiter.close()
+
+
+def test_an_outage_costs_no_time(store: Cut) -> None:
+    limiter = HybridLimiter("10/second", store=store)
+    store.cut = True
+    limiter.try_acquire("k0")
+    asked = store.asked
+    for number in range(1000):
+        limiter.try_acquire(f"k{number}")
+    assert store.asked <= asked + 3, "nobody asks while it is known to be down, but a probe now and then"
+    assert limiter.store_health().state == "open" and "cut" in limiter.store_health().last_error
+    assert limiter.store_health().degraded >= 1000
+    limiter.close()
+
+
+def test_a_server_that_dies_and_comes_back(mortal_server: Server) -> None:
+    limiter = HybridLimiter("1000/second", store=mortal_server.url, on_store_error="deny")
+    assert limiter.try_acquire("k")
+    mortal_server.kill()
+    until(lambda: limiter.try_acquire("k").degraded)
+    mortal_server.restart()
+    until(lambda: limiter.try_acquire("k").allowed and limiter.stats().backend == "up")
+    until(lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 10)
+    limiter.close()
+
+
+async def test_the_same_for_asyncio(mortal_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/second", store=mortal_server.url, on_store_error="deny")
+    assert await limiter.try_acquire("k")
+    mortal_server.kill()
+    for _ in range(100_000):
+        if (await limiter.try_acquire("k")).degraded:
+            break
+        await asyncio.sleep(0)
+    mortal_server.restart()
+    for _ in range(2000):
+        decision = await limiter.try_acquire("k")
+        if decision.allowed and not decision.degraded:
+            break
+        await asyncio.sleep(0.005)
+    else:
+        pytest.fail("it did not come back")
+    await limiter.aclose()
+
+
+def test_a_key_of_another_type(any_redis_server: Server) -> None:
+    any_redis_server.client().set("rate_limiter:hybrid:token_bucket:{k}", "text")
+    with HybridLimiter("10/second", store=any_redis_server.url, on_store_error="deny") as limiter:
+        answers = [limiter.try_acquire("k") for _ in range(500)]
+        assert not any(answers) and all(answer.degraded for answer in answers)
+        assert limiter.try_acquire("fine").allowed, "only that key suffers"
+        assert limiter.stats().trips < 10 and limiter.stats().backend == "up"
+
+
+def test_a_server_that_refuses(redis_server: Server) -> None:
+    with redis_server.client() as admin, HybridLimiter("10/second", store=redis_server.url) as limiter:
+        admin.config_set("maxmemory", "1")
+        try:
+            answers = [limiter.try_acquire(f"k{number}") for number in range(500)]
+            assert all(answer.degraded for answer in answers)
+            assert limiter.store_health().state == "open" and "OOM" in limiter.store_health().last_error
+            assert limiter.stats().trips + limiter.stats().failures < 20
+        finally:
+            admin.config_set("maxmemory", "0")
+        until(lambda: not limiter.try_acquire("k").degraded)
+
+
+def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
+    limiter = HybridLimiter("1000/day", store=redis_server.url)
+    admitted = 0
+    while limiter.stats().held < 5:
+        admitted += limiter.try_acquire("k").allowed
+    redis_server.flush()
+    admitted += sum(bool(limiter.try_acquire("k")) for _ in range(3000))
+    assert admitted <= 1000
+    limiter.close()
+
+
+@pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
+def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
+    outage = Outage("local", "default", Quota(capacity, 1.0))
+    lease = Lease("k", 0, 0)
+    lease.nodes = nodes
+    assert sum(outage.take(lease, 1, SECOND).allowed for _ in range(20)) == first
+    assert lease.debt == first
+    later = SECOND + nodes * SECOND // capacity + 1
+    assert outage.take(lease, 1, later).allowed, "and then its share of the rate"

@@ -1,0 +1,153 @@
+"""The ledger in Python and the script in Redis, walked through the same steps: every reply and every field alike."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from headgate.hybrid import script
+from headgate.hybrid.ledger import Ledger
+from headgate.hybrid.protocol import STYLES, Ask, Reply, law_of
+from headgate.rule import Rule
+from headgate.stores.redis import RedisStore
+from tests.hybrid.exact import check_ledger
+from tests.servers import Server
+
+START = 1_700_000_000_000_000
+QUOTAS = {
+    "token_bucket": ["10/second burst 5", "7/second burst 20", "3/minute", "1000000/second burst 1000", "1000/hour"],
+    "fixed_window": ["5/10s", "20/second", "100/minute"],
+    "sliding_window_counter": ["5/10s", "20/second", "100/minute"],
+}
+NUMBERS = ["at", "out", "demand", "exp", "born"]
+
+
+def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> Ask:
+    """Anything that a process might say, and some that none would."""
+    node = dice.choice(["a", "b", "c", "d"])
+    seqs[node] = seqs.get(node, 0) + dice.choice([1, 1, 1, 1, 0, 3])
+    seq = seqs[node] - dice.choice([0, 0, 0, 0, 1])
+
+    def many(most: int) -> int:
+        return dice.choice([0, 0, 1, dice.randint(0, most)])
+
+    return Ask(
+        op=dice.choice(["sync"] * 8 + ["release", "reset", "peek"]),
+        node=node,
+        lid=dice.choice([lids.get(node, 0)] * 4 + [0, 0, START - 5, 7]),
+        seq=seq,
+        ack=dice.choice([seq - 1, seq - 1, seq - 2, 0, seq]),
+        held=many(limit),
+        returned=many(3 * limit),
+        refund=many(limit),
+        debt=dice.choice([0, 0, 0, many(3 * limit)]),
+        needs=tuple((dice.randint(1, 4), dice.randint(1, limit)) for _ in range(dice.choice([0, 0, 1, 2]))),
+        want=many(2 * limit),
+        spare=dice.choice([0, 0, 1]),
+        demand=dice.choice([0, 1000, 123_456, 10**9, dice.randint(0, 10**7)]),
+        ttl=dice.choice([6_000_000, 30_000_000]),
+    )
+
+
+def check_fields(server: Server, key: str, ledger: Ledger) -> None:
+    kept = server.client().hgetall(key)
+    assert ledger.law and kept["law"] == ledger.law.text
+    for name in NUMBERS:
+        assert float(kept[name]) == getattr(ledger, name), name
+    assert int(kept["nodes"]) == len(ledger.nodes)
+    assert int(kept.get("lost", 0)) == ledger.lost
+    for name in ["free"] if ledger.law.kind == "bucket" else ["window", "current", "previous"]:
+        assert float(kept[name]) == getattr(ledger, name), name
+    records = {name[2:]: value for name, value in kept.items() if name.startswith("n:")}
+    ours = {
+        name: f"{r.lid}:{r.seq}:{r.out}:{r.exp}:{r.demand}:{r.returned}:{r.lease}:{r.debt}"
+        for name, r in ledger.nodes.items()
+    }
+    assert records == ours
+    assert server.client().pttl(key) > 0
+
+
+@pytest.mark.parametrize("kind", QUOTAS)
+@pytest.mark.parametrize("seed", range(6))
+def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
+    dice = random.Random(f"{kind} {seed}")
+    store = RedisStore(any_redis_server.url)
+    for quota in QUOTAS[kind]:
+        law, key = law_of(Rule(quota, kind)), f"rate_limiter:twin:{{{kind}:{quota}}}"
+        other = law_of(Rule(QUOTAS[kind][0], kind))
+        ledger, now = Ledger(), START
+        seqs: dict[str, int] = {}
+        lids: dict[str, int] = {}
+        for step in range(60):
+            now += dice.choice([0, 7, 1_500, 200_000, 1_000_000, 6_500_000, -3_000, -2_000_000, -40_000_000])
+            law_now = other if dice.random() < 0.02 else law
+            ask, style = some_ask(dice, seqs, lids, law_now.limit), STYLES[dice.choice(sorted(STYLES))]
+            ours = ledger.sync(now, law_now, style, ask)
+            [theirs] = script.replies(store.threads().ask(script.SYNC, script.call([(key, law_now, style, ask)], now)))
+            assert theirs == ours, f"step {step}: {ask}"
+            if ours.lid:
+                lids[ask.node] = ours.lid
+            check_ledger(ledger)
+        check_fields(any_redis_server, key, ledger)
+    store.close()
+
+
+def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    law, style = law_of(Rule("10/hour")), STYLES["high"]
+    asks = [(f"rate_limiter:{{{i}}}", law, style, _need(i + 1)) for i in range(20)]
+    found = _ask(store, asks, START)
+    assert [_reply(reply).free // law.cost for reply in found] == [
+        max(10 - (i + 1), 0) if i < 10 else 10 for i in range(20)
+    ]
+    store.close()
+
+
+def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    redis_server.client().set("rate_limiter:{b}", "text")
+    law, style = law_of(Rule("10/hour")), STYLES["high"]
+    first, second, third = _ask(store, [(f"rate_limiter:{{{name}}}", law, style, _need(1)) for name in "abc"], None)
+    assert isinstance(second, str) and "WRONGTYPE" in second
+    assert _reply(first).before == _reply(third).before == law.room
+    store.close()
+
+
+def test_the_servers_own_clock(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    law, style = law_of(Rule("10/hour")), STYLES["high"]
+    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(10))], None)
+    seconds, micro = redis_server.client().time()
+    assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lid < 60_000_000
+    assert _reply(reply).wait <= 360_000_000
+    ttl = redis_server.client().pttl("rate_limiter:{a}")
+    assert 3_600_000 < ttl <= 3_600_000 + 92_000, "until it is full again, and no lease can be left"
+    store.close()
+
+
+def test_peek_writes_nothing(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    law, style = law_of(Rule("10/hour")), STYLES["high"]
+    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(1)._replace(op="peek", needs=()))], None)
+    assert _reply(reply).free == law.room
+    assert redis_server.names() == []
+    store.close()
+
+
+def test_every_constant_is_filled_in() -> None:
+    assert "@" not in script.SYNC.text
+
+
+def _need(permits: int) -> Ask:
+    return Ask("sync", "me", 0, 1, 0, 0, 0, 0, 0, ((1, permits),), 0, 0, 0, 6_000_000)
+
+
+def _ask(store: RedisStore, asks: Any, now: int | None) -> list[Reply | str]:
+    return script.replies(store.threads().ask(script.SYNC, script.call(asks, now)))
+
+
+def _reply(found: Reply | str) -> Reply:
+    assert isinstance(found, Reply)
+    return found
