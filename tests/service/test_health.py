@@ -45,6 +45,15 @@ def test_redis_was_never_there(start: Start) -> None:
     assert service.reset("k", rule="strict").status == 503
 
 
+def test_no_password_is_shown(start: Start) -> None:
+    service = start("--store", "redis://me:hunter2@127.0.0.1:1/0?sentinel_password=hunter2&password=hunter2")
+    for _ in range(4):
+        service.check("k")
+    for path in ("/metrics", "/actuator/health", "/actuator/info", "/openapi.json"):
+        assert b"hunter2" not in service.get(path).body
+    assert "hunter2" not in service.log() and "redis://***@127.0.0.1:1/0" in service.log()
+
+
 def test_not_ready_when_the_default_is_to_deny(start: Start) -> None:
     service = start("--store", "redis://127.0.0.1:1/0", config="[rules.default]\non_store_error='deny'\n")
     for _ in range(5):

@@ -300,10 +300,11 @@ class TestCommands:
         assert done.returncode == 5 and done.stderr.startswith("bad.toml:1: port: ")
 
     def test_show_hides_secrets(self, tmp_path: Path) -> None:
-        (tmp_path / "headgate.toml").write_text("store = 'redis://me:secret@db:6379/0'\n[rules.a]\nquotas='1/s'\n")
+        url = "redis://me:secret@db:6379/0?password=secret"
+        (tmp_path / "headgate.toml").write_text(f"store = '{url}'\n[rules.a]\nquotas='1/s'\n")
         done = headgate("config", "show", folder=tmp_path, environment={"HEADGATE_ADMIN_TOKEN": "hush"})
         shown = json.loads(done.stdout)
-        assert shown["store"] == "redis://***@db:6379/0" and shown["rules"]["a"]["quotas"] == "1/s"
+        assert shown["store"] == "redis://***@db:6379/0?password=***" and shown["rules"]["a"]["quotas"] == "1/s"
         assert shown["tokens"][0]["scope"] == "admin" and "hush" not in done.stdout
 
     def test_schema(self, tmp_path: Path) -> None:

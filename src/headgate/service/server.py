@@ -176,8 +176,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def redacted(url: str) -> str:
-    """A store's URL without the password."""
-    scheme, found, rest = url.partition("://")
-    if not found or "@" not in rest:
+    """A store's URL without anybody's password."""
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
         return url
-    return f"{scheme}://***@{rest.rpartition('@')[2]}"
+    try:
+        from headgate.redis.address import without_secrets
+    except ImportError:
+        return f"{scheme}://***"  # without redis-py it is of no use anyway
+    return without_secrets(url)
