@@ -17,7 +17,8 @@ from pathlib import Path
 # Slots: what happened under one rule and algorithm.
 ALLOWED, DENIED, DEGRADED, SHADOW, NEAR, UNANSWERED = range(6)
 SLOT_WORDS = 8
-SLOTS = 512
+SLOTS = 2048
+OTHERS = "others ALL"  # rule and algorithm of those for whom there is no slot left
 
 # Timings: one for each algorithm and outcome.
 BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
@@ -54,6 +55,7 @@ class Board:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # open, and mapped, as long as the process lives
         self._map = mmap.mmap(self._file, 0)
+        self._known: dict[str, int] = {}
         whole = memoryview(self._map)
         self.header = whole[:_NAMES_AT].cast("q")
         self._slabs = [whole[at : at + 8 * _WORDS].cast("q") for at in range(_SLABS_AT, len(whole), _SLAB_BYTES)]
@@ -69,25 +71,28 @@ class Board:
         return Slab(words, self._map, _SLABS_AT + number * _SLAB_BYTES + 8 * _WORDS)
 
     def slot(self, name: str) -> int:
-        """The slot of *name*, the same for every worker. When there are no more, the last one is shared."""
-        encoded = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+        """The slot of *name*, the same for every worker. Those that come when all but one are taken share the last."""
         with self._locked():
             used = self.header[NAMED]
-            for number in range(used):
-                at = _NAMES_AT + number * NAME_BYTES
-                if self._map[at : at + NAME_BYTES] == encoded:
-                    return number
-            if used == SLOTS:
-                return SLOTS - 1
+            for number in range(len(self._known), used):
+                self._known[self._name(number)] = number
+            if name in self._known:
+                return self._known[name]
+            if used >= SLOTS - 1:
+                name = OTHERS
+                used = SLOTS - 1
             at = _NAMES_AT + used * NAME_BYTES
-            self._map[at : at + NAME_BYTES] = encoded
+            self._map[at : at + NAME_BYTES] = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
             self.header[NAMED] = used + 1
             return used
 
+    def _name(self, number: int) -> str:
+        at = _NAMES_AT + number * NAME_BYTES
+        return self._map[at : at + NAME_BYTES].rstrip(b"\0").decode(errors="replace")
+
     def names(self) -> list[str]:
         """Whose the slots are, in order."""
-        starts = range(_NAMES_AT, _NAMES_AT + self.header[NAMED] * NAME_BYTES, NAME_BYTES)
-        return [self._map[at : at + NAME_BYTES].rstrip(b"\0").decode(errors="replace") for at in starts]
+        return [self._name(number) for number in range(self.header[NAMED])]
 
     def slots(self) -> Iterator[tuple[str, list[int]]]:
         """What was counted in each slot, by all workers, ever."""
