@@ -220,6 +220,13 @@ class Node:
         if ((lease.lid and lease.worth()) or lease.debt) and len(self.leaving) < QUEUE:
             self.leaving.append(lease)
 
+    def expire(self) -> None:
+        """Spend no lease that is held now."""
+        with self.lock:
+            for member in self.members:
+                for lease in member.table.leases.values():
+                    lease.expires = 0
+
     def forget(self, member: Member) -> None:
         """*member* is closed; should it be used again, it joins again."""
         with self.lock:
@@ -298,7 +305,7 @@ class Node:
             for errand in errands:
                 self._refused(errand, now, error)
                 errand.lease.due = self.retry_at
-                errand.lease.ill = 0
+                errand.lease.ill = self.retry_at  # in a Cluster others may be up, and this key is not theirs
                 if errand.ask.op == "release":
                     self.leaving.append(errand.lease)
                 else:

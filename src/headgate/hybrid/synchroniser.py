@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from time import monotonic, monotonic_ns, sleep
+from time import clock_gettime_ns, monotonic, monotonic_ns, sleep
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -27,6 +28,8 @@ from headgate.stores.redis import RedisStore
 
 FAILURES = (RedisError, OSError)
 LINGER = 1.0  # seconds that a driver with nothing to do waits for somebody
+NAP = 500_000_000  # nanoseconds of sleep that count
+CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; elsewhere nobody can tell
 
 _THREADS: weakref.WeakSet[ThreadSynchroniser] = weakref.WeakSet()
 
@@ -41,10 +44,19 @@ class Synchroniser:
         self.read_clock = nanoseconds(store.clock)
         source = store._source
         self._sliced = isinstance(source, Target) and source.kind == "cluster"
+        self._slept = asleep()
 
     def nudge(self) -> None:
         """There is something to do now."""
         raise NotImplementedError
+
+    def gather(self) -> list[Errand]:
+        """What to ask now. A machine that was suspended has lost its leases: the monotonic clock stood still."""
+        slept = asleep()
+        if slept > self._slept + NAP:
+            self._slept = slept
+            self.node.expire()
+        return self.node.gather(self.read_clock())
 
     def calls(self, errands: Sequence[Errand]) -> list[tuple[list[Errand], Eval]]:
         """One call, or one for each slot where keys lie at different servers."""
@@ -109,7 +121,7 @@ class ThreadSynchroniser(Synchroniser):
     def _drive(self) -> None:
         while True:
             self.wake.clear()
-            errands = self.node.gather(self.read_clock())
+            errands = self.gather()
             if errands:
                 self._trip(errands)
                 self.node.busy = False
@@ -173,7 +185,7 @@ class LoopSynchroniser(Synchroniser):
     async def _run(self) -> None:
         while True:
             self.wake.clear()
-            errands = self.node.gather(self.read_clock())
+            errands = self.gather()
             if errands:
                 calls = self.calls(errands)
                 await asyncio.gather(*[self._trip(group, call) for group, call in calls])
@@ -194,6 +206,11 @@ class LoopSynchroniser(Synchroniser):
             raise
         else:
             self.deliver(errands, reply)
+
+
+def asleep() -> int:
+    """Nanoseconds that the machine has been suspended, as far as it can tell."""
+    return clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns() if CLOCK_BOOTTIME else 0
 
 
 def nanoseconds(clock: Clock | None) -> Callable[[], int]:
