@@ -307,6 +307,26 @@ def test_a_forked_child_has_its_own_leases(redis_server: Server) -> None:
     limiter.close()
 
 
+def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> None:
+    used, unused = (HybridLimiter("1000/day", store=redis_server.url, name=name) for name in ("a", "b"))
+    assert used.try_acquire("k")
+    limiters = [used, unused]
+    names = [limiter._gate.member.id for limiter in limiters]
+    for _ in range(2):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, " ".join(limiter._gate.member.id for limiter in limiters).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            names += pipe.read().split()
+        os.waitpid(child, 0)
+    assert len(set(names)) == 6
+    for limiter in limiters:
+        limiter.close()
+
+
 def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     spent = 0

@@ -31,7 +31,7 @@ LINGER = 1.0  # seconds that a driver with nothing to do waits for somebody
 NAP = 500_000_000  # nanoseconds of sleep that count
 CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; elsewhere nobody can tell
 
-_THREADS: weakref.WeakSet[ThreadSynchroniser] = weakref.WeakSet()
+_ALL: weakref.WeakSet[Synchroniser] = weakref.WeakSet()
 
 
 class Synchroniser:
@@ -45,6 +45,11 @@ class Synchroniser:
         source = store._source
         self._sliced = isinstance(source, Target) and source.kind == "cluster"
         self._slept = asleep()
+        _ALL.add(self)
+
+    def renew(self) -> None:
+        """In the child of a fork: nothing is held, and nobody drives."""
+        self.node.renew()
 
     def nudge(self) -> None:
         """There is something to do now."""
@@ -82,7 +87,6 @@ class ThreadSynchroniser(Synchroniser):
     def __init__(self, store: RedisStore) -> None:
         super().__init__(store)
         self._start()
-        _THREADS.add(self)
 
     def _start(self) -> None:
         self.wake = threading.Event()
@@ -90,8 +94,7 @@ class ThreadSynchroniser(Synchroniser):
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
-        """In the child of a fork there is no thread, and nothing is held."""
-        self.node.renew()
+        super().renew()
         self._start()
 
     def nudge(self) -> None:
@@ -132,12 +135,13 @@ class ThreadSynchroniser(Synchroniser):
                 return
 
     def _leave(self) -> bool:
-        """End, unless somebody has come meanwhile."""
+        """End, unless somebody has come meanwhile: who comes sets `wake` first and looks for a thread then."""
+        self._thread = None
         with self._starting:
-            if self.wake.is_set():
-                return False
-            self._thread = None
-            return True
+            if not self.wake.is_set() or self._thread is not None:
+                return True
+            self._thread = threading.current_thread()
+            return False
 
     def _trip(self, errands: Sequence[Errand]) -> None:
         for group, call in self.calls(errands):
@@ -219,7 +223,7 @@ def nanoseconds(clock: Clock | None) -> Callable[[], int]:
 
 
 def _after_fork() -> None:
-    for synchroniser in _THREADS:
+    for synchroniser in _ALL:
         synchroniser.renew()
 
 
