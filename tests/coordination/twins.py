@@ -13,7 +13,7 @@ from tests.servers import Server
 
 def examples() -> int:
     """How many traces: more when pytest is told to explore."""
-    return max(100, settings().max_examples)
+    return settings().max_examples
 
 
 class Twins:

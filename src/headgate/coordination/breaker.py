@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
-from headgate.coordination.place import Machine, Plan, Redis, Site, Step
+from headgate.coordination.place import Machine, Redis, Step
+from headgate.coordination.site import Plan, Site
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores import Store
 
@@ -314,6 +315,8 @@ class Plans:
             *(share, round(seconds("window", window) * MICROSECONDS), count("min_calls", min_calls)),
         )
         self.site = Site(MACHINE, name, store, clock)
+        if not (callable(ignore) or (isinstance(ignore, tuple) and all(isinstance(each, type) for each in ignore))):
+            raise ValueError(f"ignore must be types of exceptions, or a function that says so, got {ignore!r:.80}")
         self._ignores = ignore if callable(ignore) and not isinstance(ignore, type) else None
         self._ignored = ignore if isinstance(ignore, type | tuple) else ()
         self._on_change = on_change
@@ -432,6 +435,7 @@ class CircuitBreaker:
     ) -> None:
         rules = (failures, open_for, successes, lease, rate, window, min_calls)
         self._plans = Plans(name, store, *rules, ignore, on_change, clock)
+        self._plans.site.place.check(tasks=False)
         self.name = name
 
     @property
@@ -504,6 +508,7 @@ class AsyncCircuitBreaker:
     ) -> None:
         rules = (failures, open_for, successes, lease, rate, window, min_calls)
         self._plans = Plans(name, store, *rules, ignore, on_change, clock)
+        self._plans.site.place.check(tasks=True)
         self.name = name
 
     @property

@@ -11,6 +11,7 @@ smaller one than it has seen. `lost` and `ensure_held` say when the lock is gone
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
 import weakref
@@ -21,7 +22,8 @@ from typing import Protocol, Self
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
-from headgate.coordination.place import Machine, Memory, Plan, Site, Step, Turn, shorter
+from headgate.coordination.place import Machine, Memory, Step
+from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
@@ -144,6 +146,7 @@ class Hold:
         self.most = most  # not renewed after that
         self.lost = lost
         self.over = False
+        self.process = os.getpid()
         self.timer: Timer | None = None
         self.task: asyncio.Task[object] | None = None  # to be cancelled when it is lost
 
@@ -246,7 +249,7 @@ class Plans:
         return bool(released)
 
     def ensure_held(self, hold: Hold | None) -> Plan[None]:
-        if hold is not None and not hold.over:
+        if hold is not None and not hold.over and hold.process == os.getpid():
             yield from self.renew(hold)
             if not hold.over:
                 return
@@ -257,8 +260,9 @@ class Plans:
         self.hold = self._mine[caller] = hold
 
     def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired; else what anybody acquired through this lock."""
-        return self._mine.pop(caller, None) or self.hold
+        """What *caller* acquired; else what anybody acquired through this lock. A parent's is not its child's."""
+        hold = self._mine.pop(caller, None) or self.hold
+        return hold if hold and hold.process == os.getpid() else None
 
     def next_renewal(self, hold: Hold) -> float:
         """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
@@ -267,7 +271,8 @@ class Plans:
         return max(min(pause, left - self.margin / MICROSECONDS), 0.0)
 
     def is_held(self, hold: Hold | None) -> bool:
-        return hold is not None and not hold.over and self.clock.now() < hold.until
+        ours = hold is not None and not hold.over and hold.process == os.getpid()
+        return ours and hold is not None and self.clock.now() < hold.until
 
     def lost_error(self) -> LockLost:
         return LockLost(f"the lock {self.site.name!r} is not ours: it was lost or never acquired")
@@ -305,6 +310,7 @@ class Lock:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._plans.site.place.check(tasks=False)
         self._timeout = timeout
         self.name = name
         self.lost = threading.Event()
@@ -385,6 +391,7 @@ class AsyncLock:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._plans.site.place.check(tasks=True)
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name

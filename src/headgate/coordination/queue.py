@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.place import Machine, Plan, Site, Step, Turn, shorter
+from headgate.coordination.place import Machine, Step
+from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores import Store
@@ -360,6 +361,7 @@ class WaitQueue:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, timeout, max_length, clock)
+        self._plans.site.place.check(tasks=False)
         self.name = name
 
     def enqueue(self, id: str, timeout: float | None = None) -> int:
@@ -411,6 +413,7 @@ class AsyncWaitQueue:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, timeout, max_length, clock)
+        self._plans.site.place.check(tasks=True)
         self.name = name
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
