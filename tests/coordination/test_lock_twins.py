@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.lock import MACHINE
+from headgate.coordination.machines.lock import MACHINE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 

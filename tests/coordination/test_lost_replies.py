@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue
-from headgate.coordination.breaker import MACHINE as BREAKER
-from headgate.coordination.lock import MACHINE as LOCK
-from headgate.coordination.members import MACHINE as POOL
+from headgate.coordination.machines.breaker import MACHINE as BREAKER
+from headgate.coordination.machines.lock import MACHINE as LOCK
+from headgate.coordination.machines.pool import MACHINE as POOL
+from headgate.coordination.machines.queue import MACHINE as QUEUE
 from headgate.coordination.place import Machine, Step
-from headgate.coordination.queue import MACHINE as QUEUE
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins
 from tests.coordination.twins import Twins

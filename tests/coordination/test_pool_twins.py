@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.members import MACHINE
+from headgate.coordination.machines.pool import MACHINE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 

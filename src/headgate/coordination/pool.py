@@ -26,7 +26,7 @@ from typing import Any, Self, TypedDict, TypeVar
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, duration, seconds
 from headgate.coordination.feedback import Feedback, of_response
-from headgate.coordination.members import MACHINE
+from headgate.coordination.machines.pool import MACHINE
 from headgate.coordination.place import Step
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
