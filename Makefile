@@ -101,6 +101,7 @@ bench: $(PURE) $(COMPILED) ## measure headgate and its peers side by side
 
 docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
 	@$(BIN)/python docs/plots.py
+	@$(BIN)/python docs/hybrid_tables.py
 
 clean: ## remove everything that make has made, .venv too
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -40,7 +40,7 @@ class Line:
     """Who waits for which key. One for each limiter."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
         self._places: dict[str, deque[Place]] = {}
 
     def join(self, place: Place) -> None:

@@ -367,6 +367,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": "x", "rate": 1.5}, ValueError, "rate"),
     ({"name": "x", "window": "60"}, ValueError, "window"),
     ({"name": "x", "min_calls": True}, ValueError, "min_calls"),
+    ({"name": "x", "ignore": "KeyError"}, ValueError, "ignore"),
+    ({"name": "x", "ignore": ("KeyError",)}, ValueError, "ignore"),
 ]
 
 

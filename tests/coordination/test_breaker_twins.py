@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.breaker import MACHINE
-from tests.coordination.twins import Twins, examples
+from headgate.coordination.machines.breaker import MACHINE
+from tests.coordination.twins import Twins
 from tests.servers import Server
 
 SECOND = 1_000_000
@@ -28,7 +28,6 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    @settings(max_examples=examples())
     @given(st.sampled_from([IN_A_ROW, BY_RATE]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
     def check(rules: tuple[int, ...], trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = Twins(MACHINE, redis_server)

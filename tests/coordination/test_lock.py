@@ -382,6 +382,7 @@ assert lock.acquire(timeout=20)
 child = os.fork()
 if child == 0:
     other = Lock(sys.argv[2], store=sys.argv[1])
+    assert not lock.held and not lock.release()
     os._exit(0 if not other.acquire(timeout=0.2) and Lock("else", store=sys.argv[1]).acquire(timeout=5) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 lock.ensure_held()

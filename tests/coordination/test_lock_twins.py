@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.lock import MACHINE
-from tests.coordination.twins import Twins, examples
+from headgate.coordination.machines.lock import MACHINE
+from tests.coordination.twins import Twins
 from tests.servers import Server
 
 OWNERS = st.sampled_from("abc")
@@ -39,7 +39,6 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    @settings(max_examples=examples())
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
     def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = LockTwins(MACHINE, redis_server)

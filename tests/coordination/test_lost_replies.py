@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue
-from headgate.coordination.breaker import MACHINE as BREAKER
-from headgate.coordination.lock import MACHINE as LOCK
-from headgate.coordination.members import MACHINE as POOL
+from headgate.coordination.machines.breaker import MACHINE as BREAKER
+from headgate.coordination.machines.lock import MACHINE as LOCK
+from headgate.coordination.machines.pool import MACHINE as POOL
+from headgate.coordination.machines.queue import MACHINE as QUEUE
 from headgate.coordination.place import Machine, Step
-from headgate.coordination.queue import MACHINE as QUEUE
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins
 from tests.coordination.twins import Twins
@@ -309,3 +309,43 @@ async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -
         proxy.delay = 0
         assert await direct.dequeue(timeout=10) == "a"
         await queue.aclose()
+
+
+# What is asked, and its answer; then others go on; then the first request comes once more, late, and changes nothing.
+LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
+    "lock": [
+        (("acquire", "a", TTL, ""), [1]),
+        (("release", "a", TTL), [1]),
+        (("acquire", "a", TTL, ""), [-1]),
+        (("acquire", "b", TTL, ""), [1]),
+    ],
+    "pool": [
+        (("add", "", *POOL_RULES, "m"), [1]),
+        (("acquire", "1", *POOL_RULES, 0), [1, "m"]),
+        (("settle", "1", *POOL_RULES, "", 0, 0, 1), [1]),
+        (("acquire", "1", *POOL_RULES, 0), [-1]),
+        (("acquire", "2", *POOL_RULES, 0), [1, "m"]),
+        (("settle", "1", *POOL_RULES, "", 0, 1, 1), [1]),
+        (("acquire", "2", *POOL_RULES, 0), [1, "m"]),
+    ],
+    "queue": [
+        (("enqueue", "1", "a", 10 * SECOND, 3, 0), [0]),
+        (("dequeue", "2", "", 10 * SECOND, 3, 0), ["a"]),
+        (("enqueue", "1", "a", 10 * SECOND, 3, 0), [0]),
+        (("size", "", "", 10 * SECOND, 3, 0), [0]),
+        (("dequeue", "2", "", 10 * SECOND, 3, 0), ["a"]),
+        (("undo", "2", "", 10 * SECOND, 3, 0), [1]),
+        (("dequeue", "2", "", 10 * SECOND, 3, 0), [""]),
+        (("dequeue", "3", "", 10 * SECOND, 3, 0), ["a"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("tool", LATE)
+def test_a_request_that_comes_late(tool: str, redis_server: Server) -> None:
+    kind, machine, _ = SCENARIOS[tool]
+    twins = kind(machine, redis_server)
+    for (op, *arguments), expected in LATE[tool]:
+        twins.clock.advance(0.1)
+        assert twins.step(op, *arguments)[: len(expected)] == expected, (op, arguments)
+    twins.close()

@@ -2,10 +2,26 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import redis
+import redis.asyncio
 
+from headgate.coordination import (
+    AsyncCircuitBreaker,
+    AsyncLock,
+    AsyncPool,
+    AsyncWaitQueue,
+    CircuitBreaker,
+    Lock,
+    Pool,
+    WaitQueue,
+)
+from headgate.stores.redis import RedisStore
+from headgate.testing import ManualClock
+from tests.faults.clusters import wait_until
 from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,3 +49,45 @@ def test_an_event_loop_that_ends_in_mid_call(turns: int, redis_server: Server) -
     command = [sys.executable, "-W", "error", "-c", ENDS, redis_server.patient_url, str(turns)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_clients_of_the_wrong_kind(redis_server: Server) -> None:
+    """A client of redis-py that was handed in serves one kind of tools only; it says which."""
+    for tool in (Lock, CircuitBreaker, Pool, WaitQueue):
+        with pytest.raises(TypeError, match="Async"):
+            tool("x", store=RedisStore(redis.asyncio.Redis(port=redis_server.port)))
+    with redis.Redis(port=redis_server.port) as client:
+        plain = RedisStore(client)
+        for other_tool in (AsyncLock, AsyncCircuitBreaker, AsyncPool, AsyncWaitQueue):
+            with pytest.raises(TypeError, match="threads"):
+                other_tool("x", store=plain)
+        one, other = Lock("x", store=plain), Lock("x", store=redis_server.patient_url)
+        with one:
+            assert not other.acquire(timeout=0.01)
+            timer = threading.Timer(0.05, one.release)
+            timer.start()
+            assert other.acquire(timeout=20)
+            timer = threading.Timer(0.05, other.release)
+            timer.start()
+            assert one.acquire(timeout=20), "it has nobody to wake it, and looks often"
+            timer.join()
+
+
+def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) -> None:
+    store = RedisStore(redis_server.url)
+    lock = Lock("x", store=store)
+    with lock:
+        link = store.threads()
+        lock.close()
+        assert store.threads() is link
+    store.close()
+
+
+def test_timers_end_when_nothing_is_left_to_do() -> None:
+    clock = ManualClock()
+    before = threading.active_count()
+    lock = Lock("x", clock=clock)
+    for _ in range(3):
+        with lock:
+            pass
+    wait_until(lambda: threading.active_count() <= before, "the thread ends, although the clock stands still")

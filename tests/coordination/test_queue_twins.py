@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.queue import MACHINE
-from tests.coordination.twins import Twins, examples
+from headgate.coordination.machines.queue import MACHINE
+from tests.coordination.twins import Twins
 from tests.servers import Server
 
 SECOND = 1_000_000
@@ -26,7 +26,6 @@ ACTIONS = st.one_of(
 def test_every_trace(redis_server: Server) -> None:
     """Beside both runs a list, which is what a queue is."""
 
-    @settings(max_examples=examples())
     @given(st.sampled_from([0, 3]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
     def check(most: int, trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = Twins(MACHINE, redis_server)

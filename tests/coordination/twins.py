@@ -3,17 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import settings
-
 from headgate.coordination.place import Machine, Memory, Redis, Step
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.servers import Server
-
-
-def examples() -> int:
-    """How many traces: more when pytest is told to explore."""
-    return max(100, settings().max_examples)
 
 
 class Twins:

@@ -136,6 +136,7 @@ def survives(mutant: Mutant | None) -> bool:
             ROOT / "src", Path(place, "src"), ignore=shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info")
         )
         shutil.copytree(ROOT / "tests", Path(place, "tests"), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "docs", Path(place, "docs"))
         if mutant:
             path = Path(place, "src/headgate/hybrid", mutant.file).resolve()
             text = path.read_text()

@@ -11,6 +11,7 @@ smaller one than it has seen. `lost` and `ensure_held` say when the lock is gone
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
 import weakref
@@ -21,110 +22,15 @@ from typing import Protocol, Self
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
-from headgate.coordination.place import Machine, Memory, Plan, Site, Step, Turn, shorter
+from headgate.coordination.machines.lock import MACHINE
+from headgate.coordination.place import Memory, Step
+from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
 
-FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
 DICE = Random()
 RETRY = 0.1  # seconds between tries while Redis does not answer
-
-# A String with the holder's id, as everybody expects a lock to be; the last fence; who released it last. The last one
-# is for requests that come late: a lock that was given back is not taken again by a request from before.
-LUA = f"""
-local lock, counter, gone = KEYS[1], KEYS[2], KEYS[3]
-local owner, ttl, before = ARGV[3], ARGV[4], ARGV[5]
-local holder = redis.call('GET', lock)
-
-if op == 'acquire' then
-  local left = redis.call('GET', gone)
-  if left == owner or left == '-' .. owner then return {{-1, 0, 0}} end
-  local last = tonumber(redis.call('GET', counter) or 0)
-  if holder == owner then
-    redis.call('PEXPIRE', lock, ttl)
-    return {{1, last, 0}}
-  end
-  if holder and holder ~= before then return {{0, 0, redis.call('PTTL', lock)}} end
-  local fence = math.max(last + 1, now)  -- with the time in it: a counter that was lost does not start again
-  redis.call('SET', counter, whole(fence), 'PX', {FENCE_TTL})
-  redis.call('SET', lock, owner, 'PX', ttl)
-  return {{1, fence, 0}}
-end
-
-if op == 'renew' then
-  if holder ~= owner then return {{0}} end
-  redis.call('PEXPIRE', lock, ttl)
-  redis.call('PEXPIRE', counter, {FENCE_TTL})
-  return {{1}}
-end
-
-local left = redis.call('GET', gone)
-if left == owner then return {{1}} end
-if holder ~= owner then  -- it never was, or is no longer; and from now on it never will be
-  redis.call('SET', gone, '-' .. owner, 'PX', ttl)
-  return {{0}}
-end
-redis.call('SET', gone, owner, 'PX', ttl)
-redis.call('DEL', lock)
-redis.pcall('PUBLISH', lock, '')
-return {{1}}
-"""
-
-
-class LockState:
-    """The same in Python. Times are microseconds, TTLs milliseconds."""
-
-    def __init__(self) -> None:
-        self.holder, self.until = "", 0
-        self.last, self.last_until = 0, 0
-        self.gone, self.gone_until = "", 0
-
-    def acquire(self, now: int, owner: str, ttl: int, before: str) -> list[int]:
-        self._expire(now)
-        if self.gone in (owner, "-" + owner):
-            return [-1, 0, 0]
-        if self.holder == owner:
-            self.until = now + ttl * 1000
-            return [1, self.last, 0]
-        if self.holder and self.holder != before:
-            return [0, 0, -(-(self.until - now) // 1000)]
-        self.last = max(self.last + 1, now)
-        self.last_until = now + FENCE_TTL * 1000
-        self.holder, self.until = owner, now + ttl * 1000
-        return [1, self.last, 0]
-
-    def renew(self, now: int, owner: str, ttl: int) -> list[int]:
-        self._expire(now)
-        if self.holder != owner:
-            return [0]
-        self.until, self.last_until = now + ttl * 1000, now + FENCE_TTL * 1000
-        return [1]
-
-    def release(self, now: int, owner: str, ttl: int) -> list[int]:
-        self._expire(now)
-        if self.gone == owner:
-            return [1]
-        ours = self.holder == owner
-        self.gone, self.gone_until = (owner if ours else "-" + owner), now + ttl * 1000
-        if ours:
-            self.holder = ""
-        return [int(ours)]
-
-    def idle(self, now: int) -> bool:
-        self._expire(now)
-        return not (self.holder or self.gone or self.last)
-
-    def _expire(self, now: int) -> None:
-        if now >= self.until:
-            self.holder = ""
-        if now >= self.gone_until:
-            self.gone = ""
-        if now >= self.last_until:
-            self.last = 0
-
-
-MACHINE = Machine("lock", ("", ":fence", ":gone"), LUA, LockState)
 
 
 class Event(Protocol):
@@ -144,6 +50,7 @@ class Hold:
         self.most = most  # not renewed after that
         self.lost = lost
         self.over = False
+        self.process = os.getpid()
         self.timer: Timer | None = None
         self.task: asyncio.Task[object] | None = None  # to be cancelled when it is lost
 
@@ -246,7 +153,7 @@ class Plans:
         return bool(released)
 
     def ensure_held(self, hold: Hold | None) -> Plan[None]:
-        if hold is not None and not hold.over:
+        if hold is not None and not hold.over and hold.process == os.getpid():
             yield from self.renew(hold)
             if not hold.over:
                 return
@@ -257,8 +164,9 @@ class Plans:
         self.hold = self._mine[caller] = hold
 
     def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired; else what anybody acquired through this lock."""
-        return self._mine.pop(caller, None) or self.hold
+        """What *caller* acquired; else what anybody acquired through this lock. A parent's is not its child's."""
+        hold = self._mine.pop(caller, None) or self.hold
+        return hold if hold and hold.process == os.getpid() else None
 
     def next_renewal(self, hold: Hold) -> float:
         """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
@@ -267,7 +175,8 @@ class Plans:
         return max(min(pause, left - self.margin / MICROSECONDS), 0.0)
 
     def is_held(self, hold: Hold | None) -> bool:
-        return hold is not None and not hold.over and self.clock.now() < hold.until
+        ours = hold is not None and not hold.over and hold.process == os.getpid()
+        return ours and hold is not None and self.clock.now() < hold.until
 
     def lost_error(self) -> LockLost:
         return LockLost(f"the lock {self.site.name!r} is not ours: it was lost or never acquired")
@@ -305,6 +214,7 @@ class Lock:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._plans.site.place.check(tasks=False)
         self._timeout = timeout
         self.name = name
         self.lost = threading.Event()
@@ -385,6 +295,7 @@ class AsyncLock:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
+        self._plans.site.place.check(tasks=True)
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name

@@ -3,9 +3,6 @@
 A tool is a `Machine`: a few operations, written in Lua for Redis and as a plain Python class for memory. Every
 operation carries an id that its caller chose, and to run it twice is to run it once; so a call whose reply was lost is
 sent again.
-
-What a tool does is written as plans (see `headgate.plan`) that yield a `Step` to run, or a `Pause` until somebody wakes
-the caller or the time is over. A `Site` runs plans, for threads and for asyncio.
 """
 
 from __future__ import annotations
@@ -14,22 +11,18 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
-from headgate.keys import check_key, hash_tag
-from headgate.plan import arun, run
+from headgate.keys import hash_tag
 from headgate.stores import SCHEMES, Store, open_store
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Line
-from headgate.waiting import Place as Standing
 
-R = TypeVar("R")
 Reply = list[Any]  # of int and str
 
 TIMEOUT = 2.0  # seconds for a step on Redis, unless the URL says: a lock is worth more patience than a check
@@ -68,15 +61,6 @@ class Step(NamedTuple):
     arguments: tuple[str | int, ...]
 
 
-class Pause(NamedTuple):
-    """Sleep until woken, or for so many seconds; None: until woken."""
-
-    seconds: float | None
-
-
-Plan = Generator[Step | Pause, Any, R]
-
-
 class Place(Protocol):
     """States of any number of tools, and who in this process waits for them to change."""
 
@@ -87,6 +71,7 @@ class Place(Protocol):
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply: ...
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply: ...
+    def check(self, *, tasks: bool) -> None: ...
     def listen(self, channel: str) -> None: ...
     def leave(self, channel: str) -> None: ...
     def close(self) -> None: ...
@@ -135,6 +120,9 @@ class Memory:
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
         return self.step(machine, name, step)
 
+    def check(self, *, tasks: bool) -> None:
+        """It serves everybody."""
+
     def listen(self, channel: str) -> None:
         """Whoever changes a state wakes the line itself."""
 
@@ -162,10 +150,11 @@ def about(channel: str, who: str) -> str:
 class Redis:
     """States in a Redis."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, owned: bool = True) -> None:
         from headgate.redis.address import Target
 
         self.store = store
+        self._owned = owned
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.timers = _timers(self.clock)
         self._target = store._source if isinstance(store._source, Target) else None
@@ -174,6 +163,16 @@ class Redis:
         self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
         self.restart()
         _ALL.add(self)
+
+    def check(self, *, tasks: bool) -> None:
+        """A client of redis-py that was handed in serves threads or tasks, not both."""
+        from redis import ConnectionPool
+        from redis.asyncio import ConnectionPool as AsyncConnectionPool
+
+        if not tasks and isinstance(self.store._source, AsyncConnectionPool):
+            raise TypeError("the store was given a redis.asyncio.Redis: use it with the Async tools, or give it a URL")
+        if tasks and isinstance(self.store._source, ConnectionPool):
+            raise TypeError("the store was given a redis.Redis: use it with the tools for threads, or give it a URL")
 
     def restart(self) -> None:
         self.line = Line()
@@ -220,12 +219,14 @@ class Redis:
     def close(self) -> None:
         if self._subscription:
             self._subscription.close()
-        self.store.close()
+        if self._owned:
+            self.store.close()
 
     async def aclose(self) -> None:
         if self._subscription:
             await asyncio.to_thread(self._subscription.close)
-        await self.store.aclose()
+        if self._owned:
+            await self.store.aclose()
 
     def _heard(self, channel: str, who: str) -> None:
         self.line.wake(about(channel, who))
@@ -312,7 +313,7 @@ def _make(store: str | Store, clock: Clock | None) -> Memory | Redis:
         open_store(store, clock, {})  # says what would be right
     if not hasattr(store, "threads"):
         raise TypeError(f"coordination needs a MemoryStore or a RedisStore, got {type(store).__name__}")
-    return Redis(store)
+    return Redis(store, owned=False)
 
 
 def _after_fork() -> None:
@@ -324,125 +325,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def shorter(pause: float | None, left: float | None) -> Pause:
-    """A pause for the shorter of two times; None is for ever."""
-    times = [seconds for seconds in (pause, left) if seconds is not None]
-    return Pause(min(times, default=None))
-
-
-class Turn:
-    """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
-
-    def __init__(self, site: Site, who: str, wake: Callable[[], object]) -> None:
-        self._site = site
-        self._standing = Standing(about(site.channel, who), wake)
-        self._listens = False
-
-    def __enter__(self) -> Turn:
-        self._site.place.line.join(self._standing)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._listens:
-            self._site.place.leave(self._site.channel)
-        self._site.place.line.leave(self._standing)
-
-    @property
-    def first(self) -> bool:
-        return self._site.place.line.is_first(self._standing)
-
-    def listen(self) -> None:
-        """Be woken by other processes, too."""
-        if not self._listens:
-            self._listens = True
-            self._site.place.listen(self._site.channel)
-
-
-class Site:
-    """One name of one machine at one place: runs the plans of a tool."""
-
-    def __init__(self, machine: Machine, name: str, store: str | Store, clock: Clock | None) -> None:
-        self.machine = machine
-        self.name = check_key(name, "name")
-        self.place = place_of(store, clock)
-        self.clock = self.place.clock
-        self.channel = machine.keys(name)[0]
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def step(self, op: str, *arguments: str | int) -> Reply:
-        """One operation, for threads."""
-        return self.place.step(self.machine, self.name, Step(op, arguments))
-
-    async def astep(self, op: str, *arguments: str | int) -> Reply:
-        """One operation, for asyncio."""
-        return await self.place.astep(self.machine, self.name, Step(op, arguments))
-
-    def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
-        """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
-        wake = threading.Event()
-
-        def answer(request: Step | Pause) -> Reply | None:
-            if isinstance(request, Step):
-                wake.clear()  # what happens from here on is news
-                return self.place.step(self.machine, self.name, request)
-            self.clock.wait(wake, request.seconds)
-            wake.clear()  # a timer sets it, too; whoever was woken looks around next, so nothing is missed
-            return None
-
-        return run(plan(Turn(self, who, wake.set)), answer)
-
-    async def arun(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
-        """Run a plan in this task."""
-        wake = asyncio.Event()
-
-        async def answer(request: Step | Pause) -> Reply | None:
-            if isinstance(request, Step):
-                wake.clear()
-                return await self.place.astep(self.machine, self.name, request)
-            await self.clock.wait_async(wake, request.seconds)
-            wake.clear()
-            return None
-
-        return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)
-
-    def insist(self, step: Step, until: int) -> None:
-        """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.place.timers.later(0, partial(self._insist, step, until))
-        else:
-            self.start(self._ainsist(step, until), loop)
-
-    def start(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Run *work* as a task of the running event loop that nobody waits for."""
-        task = (loop or asyncio.get_running_loop()).create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _insist(self, step: Step, until: int) -> None:
-        try:
-            self.place.step(self.machine, self.name, step)
-        except StoreUnavailable:
-            if self.clock.now() < until:
-                self.place.timers.later(INSIST_EVERY, partial(self._insist, step, until))
-
-    async def _ainsist(self, step: Step, until: int) -> None:
-        while True:
-            try:
-                await self.place.astep(self.machine, self.name, step)
-                return
-            except StoreUnavailable:
-                if self.clock.now() >= until:
-                    return
-            await asyncio.sleep(INSIST_EVERY)
-
-
-INSIST_EVERY = 0.25  # seconds
-
-
-def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)

@@ -14,6 +14,7 @@ may take. One script admits, one settles.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -25,8 +26,9 @@ from typing import Any, Self, TypedDict, TypeVar
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, duration, seconds
 from headgate.coordination.feedback import Feedback, of_response
-from headgate.coordination.members import MACHINE
-from headgate.coordination.place import Plan, Site, Step, Turn, shorter
+from headgate.coordination.machines.pool import MACHINE
+from headgate.coordination.place import Step
+from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
@@ -91,6 +93,7 @@ class Lease:
         self.feedback: Feedback | None = None
         self.over = False
         self.lost = False
+        self.process = os.getpid()
         self.timer: Timer | None = None
 
     def end(self) -> None:
@@ -162,8 +165,8 @@ class Plans:
                 raise
 
     def settle(self, lease: Lease, outcome: Feedback) -> Plan[bool]:
-        """Give it back; False if the lease was over before."""
-        if lease.over:
+        """Give it back; False if the lease was over before. A parent's is not its child's."""
+        if lease.over or lease.process != os.getpid():
             return False
         lease.end()
         cooldown = round(outcome.cooldown * MICROSECONDS)
@@ -322,6 +325,7 @@ class Pool:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
+        self._plans.site.place.check(tasks=False)
         self.name = name
 
     def add(self, *members: str) -> None:
@@ -449,6 +453,7 @@ class AsyncPool:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
+        self._plans.site.place.check(tasks=True)
         self.name = name
 
     async def add(self, *members: str) -> None:

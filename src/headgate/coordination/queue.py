@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.place import Machine, Plan, Site, Step, Turn, shorter
+from headgate.coordination.machines.queue import KEPT, MACHINE
+from headgate.coordination.place import Step
+from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores import Store
@@ -27,225 +29,6 @@ T = TypeVar("T")
 ALIVE = 5.0  # seconds without a word after which whoever waits is taken for dead
 BEAT = 2.0  # seconds between two words
 RETRY = 0.1  # seconds between tries while Redis does not answer
-KEPT = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
-
-# Sorted Sets: the line (in order), until when each waits, until when it is taken to be alive (only those who say so),
-# who was served; the answers to calls and until when they are remembered; the last place that was given out.
-#
-# ARGV from 3: call, id, timeout, most, alive. Times in microseconds.
-LUA = f"""
-local line, deadlines, alive, served, answers, called, order =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local call, id, timeout, most, beat = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-
-local function due(times, act)
-  while true do
-    local old = redis.call('ZRANGEBYSCORE', times, '-inf', whole(now), 'LIMIT', 0, 500)
-    if #old == 0 then return end
-    for _, each in ipairs(old) do
-      redis.call('ZREM', times, each)
-      if act then act(each) end
-    end
-  end
-end
-
-local function remove(each)
-  redis.call('ZREM', line, each)
-  redis.call('ZREM', deadlines, each)
-  redis.call('ZREM', alive, each)
-end
-
-local function keep(microseconds)
-  local most = math.ceil((microseconds + {KEPT}) / 1000)
-  for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < most then redis.call('PEXPIRE', key, most) end
-  end
-end
-
-local function remember(answer)
-  redis.call('HSET', answers, call, answer)
-  redis.call('ZADD', called, whole(now + {KEPT}), call)
-  keep(timeout)
-end
-
-due(deadlines, remove)
-due(alive, remove)
-due(served)
-due(called, function(each) redis.call('HDEL', answers, each) end)
-local before = call ~= '' and redis.call('HGET', answers, call)
-
-if op == 'enqueue' then
-  if before then return {{tonumber(before)}} end
-  local place = redis.call('ZRANK', line, id)
-  if not place then
-    place = redis.call('ZCARD', line)
-    if most > 0 and place >= most then return {{-1}} end
-    local last = math.max(now, tonumber(redis.call('GET', order) or 0) + 1)
-    redis.call('SET', order, whole(last))
-    redis.call('ZADD', line, whole(last), id)
-    redis.call('ZADD', deadlines, whole(now + timeout), id)
-    redis.call('ZREM', served, id)
-    redis.pcall('PUBLISH', line, '')
-  end
-  if beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
-  remember(place)
-  return {{place}}
-end
-
-if op == 'dequeue' then
-  if before then return {{string.match(before, '^%d*:%d*:%d*:(.*)$') or ''}} end
-  local first = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
-  if #first == 0 then return {{''}} end
-  local heard = redis.call('ZSCORE', alive, first[1])
-  local until_when = redis.call('ZSCORE', deadlines, first[1])
-  remember(whole(first[2]) .. ':' .. whole(until_when) .. ':' .. (heard and whole(heard) or '') .. ':' .. first[1])
-  remove(first[1])
-  redis.call('ZADD', served, whole(now + {KEPT}), first[1])
-  redis.pcall('PUBLISH', line, first[1])
-  keep(timeout)
-  return {{first[1]}}
-end
-
-if op == 'undo' then  -- a dequeue that nobody heard the answer of: back to its place
-  if before == '-' then return {{1}} end
-  if before then
-    local place, until_when, heard, who = string.match(before, '^(%d*):(%d*):(%d*):(.*)$')
-    if tonumber(until_when) > now and not redis.call('ZSCORE', line, who) then
-      redis.call('ZADD', line, place, who)
-      redis.call('ZADD', deadlines, until_when, who)
-      if heard ~= '' then redis.call('ZADD', alive, whole(now + beat), who) end
-      redis.call('ZREM', served, who)
-      redis.pcall('PUBLISH', line, '')
-    end
-  end
-  remember('-')
-  return {{1}}
-end
-
-if op == 'cancel' then
-  if before then return {{tonumber(before)}} end
-  local found = redis.call('ZSCORE', line, id) and 1 or 0
-  remove(id)
-  redis.call('ZREM', served, id)
-  remember(found)
-  redis.pcall('PUBLISH', line, id)
-  return {{found}}
-end
-
-if op == 'look' then
-  local place = redis.call('ZRANK', line, id)
-  if place and beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
-  if place then return {{'waiting', place}} end
-  return {{redis.call('ZSCORE', served, id) and 'served' or 'gone', 0}}
-end
-
-return {{redis.call('ZCARD', line)}}
-"""
-
-
-class QueueState:
-    """The same in Python."""
-
-    def __init__(self) -> None:
-        self.line: dict[str, int] = {}
-        self.deadlines: dict[str, int] = {}
-        self.alive: dict[str, int] = {}
-        self.served: dict[str, int] = {}
-        self.answers: dict[str, Any] = {}
-        self.called: dict[str, int] = {}
-        self.last = 0
-
-    def enqueue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        if call in self.answers:
-            return [self.answers[call]]
-        if id in self.line:
-            place = self._place(id)
-        else:
-            place = len(self.line)
-            if most > 0 and place >= most:
-                return [-1]
-            self.last = max(now, self.last + 1)
-            self.line[id] = self.last
-            self.deadlines[id] = now + timeout
-            self.served.pop(id, None)
-        if beat > 0:
-            self.alive[id] = now + beat
-        self._remember(now, call, place)
-        return [place]
-
-    def dequeue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        if call in self.answers:
-            return [self.answers[call][3]]
-        if not self.line:
-            return [""]
-        first = min(self.line, key=self.line.__getitem__)
-        answer = (self.line[first], self.deadlines[first], self.alive.get(first), first)
-        self._remember(now, call, answer)
-        self._remove(first)
-        self.served[first] = now + KEPT
-        return [first]
-
-    def undo(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        place, until, heard, who = self.answers.get(call, (0, 0, None, ""))
-        if until > now and who not in self.line:
-            self.line[who], self.deadlines[who] = place, until
-            if heard is not None:
-                self.alive[who] = now + beat
-            self.served.pop(who, None)
-        self._remember(now, call, (0, 0, None, ""))
-        return [1]
-
-    def cancel(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        if call in self.answers:
-            return [self.answers[call]]
-        found = int(id in self.line)
-        self._remove(id)
-        self.served.pop(id, None)
-        self._remember(now, call, found)
-        return [found]
-
-    def look(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        if id in self.line:
-            if beat > 0:
-                self.alive[id] = now + beat
-            return ["waiting", self._place(id)]
-        return ["served" if id in self.served else "gone", 0]
-
-    def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
-        self._begin(now)
-        return [len(self.line)]
-
-    def idle(self, now: int) -> bool:
-        self._begin(now)
-        return not (self.line or self.called or self.served)
-
-    def _begin(self, now: int) -> None:
-        for times in (self.deadlines, self.alive):
-            for each in [each for each, until in times.items() if until <= now]:
-                self._remove(each)
-        self.served = {each: until for each, until in self.served.items() if until > now}
-        for each in [each for each, until in self.called.items() if until <= now]:
-            del self.called[each], self.answers[each]
-
-    def _remove(self, id: str) -> None:
-        for times in (self.line, self.deadlines, self.alive):
-            times.pop(id, None)
-
-    def _place(self, id: str) -> int:
-        return sum(place < self.line[id] for place in self.line.values())
-
-    def _remember(self, now: int, call: str, answer: Any) -> None:
-        self.answers[call] = answer
-        self.called[call] = now + KEPT
-
-
-SUFFIXES = ("", ":deadlines", ":alive", ":served", ":answers", ":calls", ":order")
-MACHINE = Machine("token_queue", SUFFIXES, LUA, QueueState)
 
 
 class Plans:
@@ -360,6 +143,7 @@ class WaitQueue:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, timeout, max_length, clock)
+        self._plans.site.place.check(tasks=False)
         self.name = name
 
     def enqueue(self, id: str, timeout: float | None = None) -> int:
@@ -411,6 +195,7 @@ class AsyncWaitQueue:
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, timeout, max_length, clock)
+        self._plans.site.place.check(tasks=True)
         self.name = name
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:

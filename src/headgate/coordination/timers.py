@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from headgate.clock import MICROSECONDS, Clock
+from headgate.clock import MICROSECONDS, SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger("headgate")
 
@@ -24,13 +24,16 @@ _ALL: weakref.WeakSet[Timers] = weakref.WeakSet()
 class Timer:
     """One call; `cancel` forgets it."""
 
-    __slots__ = ("call",)
+    __slots__ = ("_wake", "call")
 
-    def __init__(self, call: Callable[[], object]) -> None:
+    def __init__(self, call: Callable[[], object], wake: threading.Event | None) -> None:
         self.call: Callable[[], object] | None = call
+        self._wake = wake
 
     def cancel(self) -> None:
         self.call = None
+        if self._wake:
+            self._wake.set()
 
 
 class Timers:
@@ -42,7 +45,7 @@ class Timers:
         _ALL.add(self)
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may call us while we hold it
         self._wake = threading.Event()
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
@@ -50,7 +53,8 @@ class Timers:
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call *call* in *seconds*, in the thread of the timers."""
-        timer = Timer(call)
+        # a clock that somebody moves may never reach the time: then the thread is to end when nothing is left to do
+        timer = Timer(call, None if self._clock is SYSTEM_CLOCK else self._wake)
         with self._lock:
             due = self._clock.now() + round(seconds * MICROSECONDS)
             heapq.heappush(self._heap, (due, next(self._count), timer))

@@ -35,7 +35,7 @@ class Subscription:
     def __init__(self, target: Target, wake: Callable[[str, str], object]) -> None:
         self._target = target
         self._wake = wake
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may call us while we hold it
         self._waiting: dict[str, int] = {}
         self._left: dict[str, float] = {}  # nobody waits there since
         self._connection: Any = None

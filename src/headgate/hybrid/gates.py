@@ -9,6 +9,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -104,7 +105,6 @@ class Gate:
         self.member = Member(
             self.node, rule, store.style, on_store_error, store.namer(rule), self.now, self._remote, store.max_keys
         )
-        self.node.members.append(self.member)
         self._optimistic = store.optimistic
 
     def store_health(self) -> StoreHealth:
@@ -291,8 +291,9 @@ def _farewell() -> None:
     for gate in gates:
         gate.node.dismiss(gate.member)
     until = monotonic() + FAREWELL
-    for gate in gates:
-        gate.synchroniser.settle(until - monotonic())
+    with suppress(RuntimeError):  # too late to start a thread
+        for gate in gates:
+            gate.synchroniser.settle(until - monotonic())
 
 
 atexit.register(_farewell)

@@ -10,6 +10,8 @@ import heapq
 import os
 import random
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -73,6 +75,7 @@ class Member:
             units, law.period, law.kind == "counter", node.lock, node.thirsty, read_clock, remote, self.outage
         )
         self.id = new_id()
+        node.everybody.add(self)
         self.remote = self.denied = self.spent = self.syncs = self.burned = self.voided = 0
 
     def enter(self, key: str, now: int) -> Lease:
@@ -119,10 +122,11 @@ class Node:
 
     def __init__(self, dice: random.Random | None = None) -> None:
         self.lock = threading.RLock()
-        self.thirsty: list[Lease] = []  # those that callers have drawn low; only ever appended to by callers
+        self.thirsty: deque[Lease] = deque()  # those that callers have drawn low
         self.waiting: dict[Lease, list[Waiter]] = {}
         self.leaving: list[Lease] = []
-        self.members: list[Member] = []
+        self.members: list[Member] = []  # those who hold leases, or may
+        self.everybody: weakref.WeakSet[Member] = weakref.WeakSet()
         self.seq = 0
         self.trip = MILLISECOND  # how long one takes, on average
         self.seen = 1  # nodes at one key, lately
@@ -145,8 +149,9 @@ class Node:
         self.lock = threading.RLock()
         self.thirsty.clear()
         self.waiting, self.leaving, self._wheel, self._ticks = {}, [], {}, []
+        self.busy = False
         self._heard(None)
-        for member in self.members:
+        for member in self.everybody:  # also who has nothing to do now: two processes of one name would be a disaster
             member.id = new_id()
             member.table.leases.clear()
             member.table.renew(self.lock)
@@ -156,9 +161,7 @@ class Node:
     def wait(self, member: Member, key: str, waiter: Waiter, now: int) -> bool:
         """Queue *waiter*; or answer it at once, when Redis is known to be down. Whether it was answered."""
         with self.lock:
-            if member not in self.members:  # it was closed, and is used again
-                self.members.append(member)
-                member.outage.down = self.down
+            self._join(member)
             lease = member.enter(key, now)
             if waiter.op == "take":
                 member.remote += waiter.permits
@@ -179,6 +182,13 @@ class Node:
                 self.refund(member, key, waiter.permits, member.table.read_clock())
 
         with self.lock:
+            lease = member.table.leases.get(key)
+            queue = self.waiting.get(lease, []) if lease else []
+            if lease and waiter in queue:  # nobody has asked for it yet
+                queue.remove(waiter)
+                if not queue:
+                    del self.waiting[lease]
+                return
             waiter.wake = settle
             if waiter.result is not None:
                 settle()
@@ -197,10 +207,12 @@ class Node:
     def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
         """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
         with self.lock:
-            if key in member.table.leases:
+            if self.down is not None or key in member.table.leases:
                 return None
+            self._join(member)
             lease = member.enter(key, now)
             lease.debt += permits
+            member.spent += permits
             lease.due = now
             self.schedule(lease)
             self.last_trip = min(self.last_trip, now - TICK)
@@ -210,6 +222,7 @@ class Node:
     def refund(self, member: Member, key: str, permits: int, now: int) -> None:
         """Give back what can be given back here, and tell Redis of the rest with the next report."""
         with self.lock:
+            self._join(member)
             lease = member.enter(key, now)
             if not member.table.refund(key, permits):
                 lease.due = now
@@ -219,6 +232,13 @@ class Node:
         """See to it that what *lease* holds goes back; it is in no table any more."""
         if ((lease.lid and lease.worth()) or lease.debt) and len(self.leaving) < QUEUE:
             self.leaving.append(lease)
+
+    def expire(self) -> None:
+        """Spend no lease that is held now."""
+        with self.lock:
+            for member in self.members:
+                for lease in member.table.leases.values():
+                    lease.expires = 0
 
     def forget(self, member: Member) -> None:
         """*member* is closed; should it be used again, it joins again."""
@@ -233,7 +253,7 @@ class Node:
             member.table.leases.clear()
             for lease in leases:
                 if waiters := self.waiting.pop(lease, None):
-                    self._answer_all(lease, waiters, 0)
+                    self._answer_all(lease, waiters, member.table.read_clock())
                 self.leave(lease)
 
     # ------------------------------------------------------------------------------------------------- driver
@@ -257,7 +277,7 @@ class Node:
                 if lease.debt or now < lease.expires:
                     picked[lease] = "release"
             while self.thirsty and len(picked) < few:
-                lease = self.thirsty.pop()
+                lease = self.thirsty.popleft()
                 if lease.home.table.leases.get(lease.key) is lease:
                     picked.setdefault(lease, "sync")
             self._turn(now, picked, few)
@@ -298,7 +318,7 @@ class Node:
             for errand in errands:
                 self._refused(errand, now, error)
                 errand.lease.due = self.retry_at
-                errand.lease.ill = 0
+                errand.lease.ill = self.retry_at  # in a Cluster others may be up, and this key is not theirs
                 if errand.ask.op == "release":
                     self.leaving.append(errand.lease)
                 else:
@@ -318,6 +338,7 @@ class Node:
         elif any(member.table.leases for member in self.members):
             until = now + (TICK if now - self.active_at < SECOND else LAZY)
         else:
+            self.members.clear()  # they join again when they are used again
             until = None
         return None if until is None else max(until - now, 0) / SECOND
 
@@ -407,10 +428,12 @@ class Node:
         if lease.accept(now, reply, ask, member.law, member.style, self.trip):
             self.seen = max(reply.nodes, self.seen - (self.seen - reply.nodes) // 16)
             self._serve(errand, reply, now)
-        else:
-            member.voided += reply.status == VOID
+        elif reply.status == VOID:
+            member.voided += 1
             if errand.waiters:
                 self.waiting[lease] = [*errand.waiters, *self.waiting.get(lease, ())]
+        else:  # STALE: somebody goes by our name
+            self._refused(errand, now, RuntimeError("an older ask than the last one"))
         if ask.op != "release":
             self.schedule(lease)
 
@@ -461,6 +484,11 @@ class Node:
                 self.schedule(lease)
         for waiter in errand.waiters:
             self._policy(lease, waiter, now, error)
+
+    def _join(self, member: Member) -> None:
+        if member not in self.members:
+            self.members.append(member)
+            member.outage.down = self.down
 
     def _heard(self, error: Exception | None) -> None:
         """Redis answers, or it does not."""

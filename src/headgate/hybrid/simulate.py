@@ -178,7 +178,6 @@ class Process:
         scenario = fleet.scenario
         style, clock = STYLES[scenario.accuracy], fleet.clock
         self.member = Member(self.node, fleet.rule, style, scenario.policy, str, clock, self._remote, 1000)
-        self.node.members.append(self.member)
         self.member.id = f"node {number}"
         self.under_way = False
         self.wakes_at = 0

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from time import monotonic, monotonic_ns, sleep
+from time import clock_gettime_ns, monotonic, monotonic_ns, sleep
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -27,8 +28,10 @@ from headgate.stores.redis import RedisStore
 
 FAILURES = (RedisError, OSError)
 LINGER = 1.0  # seconds that a driver with nothing to do waits for somebody
+NAP = 500_000_000  # nanoseconds of sleep that count
+CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; elsewhere nobody can tell
 
-_THREADS: weakref.WeakSet[ThreadSynchroniser] = weakref.WeakSet()
+_ALL: weakref.WeakSet[Synchroniser] = weakref.WeakSet()
 
 
 class Synchroniser:
@@ -41,10 +44,24 @@ class Synchroniser:
         self.read_clock = nanoseconds(store.clock)
         source = store._source
         self._sliced = isinstance(source, Target) and source.kind == "cluster"
+        self._slept = asleep()
+        _ALL.add(self)
+
+    def renew(self) -> None:
+        """In the child of a fork: nothing is held, and nobody drives."""
+        self.node.renew()
 
     def nudge(self) -> None:
         """There is something to do now."""
         raise NotImplementedError
+
+    def gather(self) -> list[Errand]:
+        """What to ask now. A machine that was suspended has lost its leases: the monotonic clock stood still."""
+        slept = asleep()
+        if slept > self._slept + NAP:
+            self._slept = slept
+            self.node.expire()
+        return self.node.gather(self.read_clock())
 
     def calls(self, errands: Sequence[Errand]) -> list[tuple[list[Errand], Eval]]:
         """One call, or one for each slot where keys lie at different servers."""
@@ -70,7 +87,6 @@ class ThreadSynchroniser(Synchroniser):
     def __init__(self, store: RedisStore) -> None:
         super().__init__(store)
         self._start()
-        _THREADS.add(self)
 
     def _start(self) -> None:
         self.wake = threading.Event()
@@ -78,8 +94,7 @@ class ThreadSynchroniser(Synchroniser):
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
-        """In the child of a fork there is no thread, and nothing is held."""
-        self.node.renew()
+        super().renew()
         self._start()
 
     def nudge(self) -> None:
@@ -109,7 +124,7 @@ class ThreadSynchroniser(Synchroniser):
     def _drive(self) -> None:
         while True:
             self.wake.clear()
-            errands = self.node.gather(self.read_clock())
+            errands = self.gather()
             if errands:
                 self._trip(errands)
                 self.node.busy = False
@@ -120,12 +135,13 @@ class ThreadSynchroniser(Synchroniser):
                 return
 
     def _leave(self) -> bool:
-        """End, unless somebody has come meanwhile."""
+        """End, unless somebody has come meanwhile: who comes sets `wake` first and looks for a thread then."""
+        self._thread = None
         with self._starting:
-            if self.wake.is_set():
-                return False
-            self._thread = None
-            return True
+            if not self.wake.is_set() or self._thread is not None:
+                return True
+            self._thread = threading.current_thread()
+            return False
 
     def _trip(self, errands: Sequence[Errand]) -> None:
         for group, call in self.calls(errands):
@@ -173,7 +189,7 @@ class LoopSynchroniser(Synchroniser):
     async def _run(self) -> None:
         while True:
             self.wake.clear()
-            errands = self.node.gather(self.read_clock())
+            errands = self.gather()
             if errands:
                 calls = self.calls(errands)
                 await asyncio.gather(*[self._trip(group, call) for group, call in calls])
@@ -196,13 +212,18 @@ class LoopSynchroniser(Synchroniser):
             self.deliver(errands, reply)
 
 
+def asleep() -> int:
+    """Nanoseconds that the machine has been suspended, as far as it can tell."""
+    return clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns() if CLOCK_BOOTTIME else 0
+
+
 def nanoseconds(clock: Clock | None) -> Callable[[], int]:
     """What callers read the time with: the monotonic clock itself, or *clock* in tests."""
     return monotonic_ns if clock is None else lambda: clock.now() * 1000
 
 
 def _after_fork() -> None:
-    for synchroniser in _THREADS:
+    for synchroniser in _ALL:
         synchroniser.renew()
 
 

@@ -6,6 +6,7 @@ What cannot be decided here goes to `remote`, which asks Redis and waits for the
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final
@@ -35,7 +36,7 @@ class Table:
         period: int,
         counter: bool,
         lock: Any,
-        thirsty: list[Lease],
+        thirsty: deque[Lease],
         read_clock: Callable[[], int],
         remote: Callable[[str, int], Any],
         outage: Outage,

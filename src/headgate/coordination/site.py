@@ -1,0 +1,153 @@
+"""What a tool does, run: plans that yield a `Step`, or a `Pause` until somebody wakes the caller or the time is over.
+
+A `Site` runs plans (see `headgate.plan`), for threads and for asyncio. Whoever waits stands in a line, of which only
+the first asks; so any number of callers who wait for the same thing cost a process one question at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from headgate.clock import Clock
+from headgate.coordination.place import Machine, Reply, Step, about, place_of
+from headgate.errors import StoreUnavailable
+from headgate.keys import check_key
+from headgate.plan import arun, run
+from headgate.stores import Store
+from headgate.waiting import Place as Standing
+
+R = TypeVar("R")
+
+INSIST_EVERY = 0.25  # seconds
+
+
+class Pause(NamedTuple):
+    """Sleep until woken, or for so many seconds; None: until woken."""
+
+    seconds: float | None
+
+
+Plan = Generator[Step | Pause, Any, R]
+
+
+def shorter(pause: float | None, left: float | None) -> Pause:
+    """A pause for the shorter of two times; None is for ever."""
+    times = [seconds for seconds in (pause, left) if seconds is not None]
+    return Pause(min(times, default=None))
+
+
+class Turn:
+    """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
+
+    def __init__(self, site: Site, who: str, wake: Callable[[], object]) -> None:
+        self._site = site
+        self._standing = Standing(about(site.channel, who), wake)
+        self._listens = False
+
+    def __enter__(self) -> Turn:
+        self._site.place.line.join(self._standing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._listens:
+            self._site.place.leave(self._site.channel)
+        self._site.place.line.leave(self._standing)
+
+    @property
+    def first(self) -> bool:
+        return self._site.place.line.is_first(self._standing)
+
+    def listen(self) -> None:
+        """Be woken by other processes, too."""
+        if not self._listens:
+            self._listens = True
+            self._site.place.listen(self._site.channel)
+
+
+class Site:
+    """One name of one machine at one place: runs the plans of a tool."""
+
+    def __init__(self, machine: Machine, name: str, store: str | Store, clock: Clock | None) -> None:
+        self.machine = machine
+        self.name = check_key(name, "name")
+        self.place = place_of(store, clock)
+        self.clock = self.place.clock
+        self.channel = machine.keys(self.name)[0]
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def step(self, op: str, *arguments: str | int) -> Reply:
+        """One operation, for threads."""
+        return self.place.step(self.machine, self.name, Step(op, arguments))
+
+    async def astep(self, op: str, *arguments: str | int) -> Reply:
+        """One operation, for asyncio."""
+        return await self.place.astep(self.machine, self.name, Step(op, arguments))
+
+    def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
+        """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
+        wake = threading.Event()
+
+        def answer(request: Step | Pause) -> Reply | None:
+            if isinstance(request, Step):
+                wake.clear()  # what happens from here on is news
+                return self.place.step(self.machine, self.name, request)
+            self.clock.wait(wake, request.seconds)
+            wake.clear()  # a timer sets it, too; whoever was woken looks around next, so nothing is missed
+            return None
+
+        return run(plan(Turn(self, who, wake.set)), answer)
+
+    async def arun(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
+        """Run a plan in this task."""
+        wake = asyncio.Event()
+
+        async def answer(request: Step | Pause) -> Reply | None:
+            if isinstance(request, Step):
+                wake.clear()
+                return await self.place.astep(self.machine, self.name, request)
+            await self.clock.wait_async(wake, request.seconds)
+            wake.clear()
+            return None
+
+        return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)
+
+    def insist(self, step: Step, until: int) -> None:
+        """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.place.timers.later(0, partial(self._insist, step, until))
+        else:
+            self.start(self._ainsist(step, until), loop)
+
+    def start(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Run *work* as a task of the running event loop that nobody waits for."""
+        task = (loop or asyncio.get_running_loop()).create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _insist(self, step: Step, until: int) -> None:
+        try:
+            self.place.step(self.machine, self.name, step)
+        except StoreUnavailable:
+            if self.clock.now() < until:
+                self.place.timers.later(INSIST_EVERY, partial(self._insist, step, until))
+
+    async def _ainsist(self, step: Step, until: int) -> None:
+        while True:
+            try:
+                await self.place.astep(self.machine, self.name, step)
+                return
+            except StoreUnavailable:
+                if self.clock.now() >= until:
+                    return
+            await asyncio.sleep(INSIST_EVERY)
+
+
+def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)
