@@ -7,8 +7,9 @@ awaited. See docs/coordination.md.
 """
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
+from headgate.coordination.leases import AsyncLeased, Leased, PoolStatus
 from headgate.coordination.lock import AsyncLock, Lock
-from headgate.coordination.pool import CRAWLER, AsyncLeased, AsyncPool, Leased, Pool, PoolStatus
+from headgate.coordination.pool import CRAWLER, AsyncPool, Pool
 from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
 
 __all__ = [

@@ -14,8 +14,6 @@ import asyncio
 import os
 import secrets
 import threading
-import weakref
-from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Protocol, Self
@@ -24,6 +22,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
 from headgate.coordination.machines.lock import MACHINE
 from headgate.coordination.place import Memory, Step
+from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
@@ -159,7 +158,7 @@ class Plans:
                 return
         raise self.lost_error()
 
-    def keep(self, hold: Hold, caller: object) -> None:
+    def remember(self, hold: Hold, caller: object) -> None:
         self._mine = {who: held for who, held in self._mine.items() if not held.over}
         self.hold = self._mine[caller] = hold
 
@@ -234,9 +233,9 @@ class Lock:
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.keep(hold, threading.get_ident())
+        self._plans.remember(hold, threading.get_ident())
         self.lost, self.fence = lost, hold.fence
-        _renew_later(self._plans, hold)
+        keep(self._plans, hold)
         return True
 
     def release(self) -> bool:
@@ -261,20 +260,6 @@ class Lock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not self.release() and error is None:
             raise self._plans.lost_error()
-
-
-def _renew_later(plans: Plans, hold: Hold) -> None:
-    """Who forgets a lock that is held is as good as dead: the references are weak."""
-    call = partial(_renew, weakref.ref(plans), weakref.ref(hold))
-    hold.timer = plans.site.place.timers.later(plans.next_renewal(hold), call)
-
-
-def _renew(its_plans: weakref.ref[Plans], its_hold: weakref.ref[Hold]) -> None:
-    plans, hold = its_plans(), its_hold()
-    if plans and hold and not hold.over:
-        plans.site.run(lambda _: plans.renew(hold))
-        if not hold.over:
-            _renew_later(plans, hold)
 
 
 class AsyncLock:
@@ -313,9 +298,9 @@ class AsyncLock:
         hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.keep(hold, asyncio.current_task())
+        self._plans.remember(hold, asyncio.current_task())
         self.lost, self.fence = lost, hold.fence
-        _arenew_later(self._plans, hold, asyncio.get_running_loop())
+        keep(self._plans, hold, asyncio.get_running_loop())
         return True
 
     async def release(self) -> bool:
@@ -350,20 +335,3 @@ class AsyncLock:
             raise self._plans.lost_error() from error
         if not released and error is None:
             raise self._plans.lost_error()
-
-
-def _arenew_later(plans: Plans, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
-    call = partial(_to_loop, weakref.ref(plans), weakref.ref(hold), loop)
-    hold.timer = plans.site.place.timers.later(plans.next_renewal(hold), call)
-
-
-def _to_loop(its_plans: weakref.ref[Plans], its_hold: weakref.ref[Hold], loop: asyncio.AbstractEventLoop) -> None:
-    plans, hold = its_plans(), its_hold()
-    if plans and hold and not hold.over and not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: plans.site.start(_arenew(plans, hold, loop)))
-
-
-async def _arenew(plans: Plans, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
-    await plans.site.arun(lambda _: plans.renew(hold))
-    if not hold.over:
-        _arenew_later(plans, hold, loop)
