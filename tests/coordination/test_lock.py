@@ -88,6 +88,47 @@ def test_threads_that_share_one_object(url: str, name: str) -> None:
     assert most == 1
 
 
+def test_threads_that_share_one_object_do_not_share_their_acquisitions(redis_server: Server, name: str) -> None:
+    """One has lost the lock and another has it, through the same object: each knows of its own."""
+    lock, taken, leave = Lock(name, store=redis_server.url), threading.Event(), threading.Event()
+    assert lock.acquire()
+    fence = lock.fence
+    redis_server.client().delete(f"lock:{{{name}}}")
+    seen: list[Any] = []
+
+    def other() -> None:
+        with lock:
+            seen.append(lock.fence)
+            taken.set()
+            assert leave.wait(LONG)
+            seen.append(lock.held)
+            lock.ensure_held()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert taken.wait(LONG)
+    assert lock.fence == fence < seen[0], "it would write with the other's"
+    with pytest.raises(LockLost):
+        lock.ensure_held()
+    assert lock.lost.is_set() and not lock.held
+    assert not lock.release()
+    leave.set()
+    thread.join()
+    assert seen[1:] == [True], "it was released by one who had lost it"
+    assert lock.acquire(timeout=LONG)
+    lock.release()
+
+
+def test_released_by_another_thread(url: str, name: str) -> None:
+    lock = Lock(name, store=url)
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    assert lock.held
+    assert lock.release()
+    assert not lock.held and not lock.release()
+
+
 def test_who_waits_is_woken(url: str, name: str) -> None:
     """By the release: the timer alone would take a second."""
     holder, waiter = Lock(name, store=url), Lock(name, store=url)

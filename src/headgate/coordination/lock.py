@@ -16,7 +16,7 @@ import secrets
 import threading
 from random import Random
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
@@ -79,8 +79,8 @@ class Plans:
         self.ttl_ms = round(self.ttl * 1000)
         # what two clocks may differ by in a TTL, and what a busy machine needs to act on the loss
         self.margin = 0 if isinstance(self.site.place, Memory) else round(self.ttl / 20 * MICROSECONDS)
-        self.hold: Hold | None = None
-        self._mine: dict[object, Hold] = {}
+        self.last: Hold | None = None  # of all who use this object, which may be many threads or tasks
+        self._mine: dict[object, Hold] = {}  # not released yet, by who acquired it
         self._unsure = ""  # may hold the lock: nobody heard the answer
 
     def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
@@ -139,8 +139,6 @@ class Plans:
     def release(self, hold: Hold) -> Plan[bool]:
         ours = self.clock.now() < hold.until and not hold.lost.is_set()
         hold.end()
-        if self.hold is hold:
-            self.hold = None
         try:
             [released] = yield Step("release", (hold.owner, self.ttl_ms))
         except StoreUnavailable:
@@ -159,13 +157,19 @@ class Plans:
         raise self.lost_error()
 
     def remember(self, hold: Hold, caller: object) -> None:
-        self._mine = {who: held for who, held in self._mine.items() if not held.over}
-        self.hold = self._mine[caller] = hold
+        for who in [who for who in self._mine if isinstance(who, asyncio.Task) and who.done()]:
+            del self._mine[who]
+        self.last = self._mine[caller] = hold
 
     def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired; else what anybody acquired through this lock. A parent's is not its child's."""
-        hold = self._mine.pop(caller, None) or self.hold
-        return hold if hold and hold.process == os.getpid() else None
+        """What *caller* acquired and did not release, lost or not; else what was acquired last by anybody."""
+        return self._mine.get(caller) or self.last
+
+    def take(self, caller: object) -> Hold | None:
+        """The same to be released; None if there is nothing. What a parent holds is not its child's."""
+        hold = self.own(caller)
+        self._mine = {who: held for who, held in self._mine.items() if held is not hold}
+        return hold if hold and (not hold.over or hold.lost.is_set()) and hold.process == os.getpid() else None
 
     def next_renewal(self, hold: Hold) -> float:
         """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
@@ -174,8 +178,9 @@ class Plans:
         return max(min(pause, left - self.margin / MICROSECONDS), 0.0)
 
     def is_held(self, hold: Hold | None) -> bool:
-        ours = hold is not None and not hold.over and hold.process == os.getpid()
-        return ours and hold is not None and self.clock.now() < hold.until
+        if hold is None or hold.over or hold.process != os.getpid():
+            return False
+        return self.clock.now() < hold.until
 
     def lost_error(self) -> LockLost:
         return LockLost(f"the lock {self.site.name!r} is not ours: it was lost or never acquired")
@@ -216,13 +221,24 @@ class Lock:
         self._plans.site.place.check(tasks=False)
         self._timeout = timeout
         self.name = name
-        self.lost = threading.Event()
-        self.fence = 0  # of the last acquisition
+        self._never = threading.Event()
 
     @property
     def held(self) -> bool:
         """Whether it is ours for all we know; asks nobody."""
-        return self._plans.is_held(self._plans.hold)
+        return self._plans.is_held(self._own())
+
+    @property
+    def fence(self) -> int:
+        """The number of our acquisition, also after it was lost or released; it grows with each. 0 before the first."""
+        hold = self._own()
+        return hold.fence if hold else 0
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when our acquisition is lost, before somebody else can have the lock."""
+        hold = self._own()
+        return cast(threading.Event, hold.lost) if hold else self._never
 
     def acquire(self, timeout: float | None = None) -> bool:
         """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now.
@@ -234,18 +250,17 @@ class Lock:
         if hold is None:
             return False
         self._plans.remember(hold, threading.get_ident())
-        self.lost, self.fence = lost, hold.fence
         keep(self._plans, hold)
         return True
 
     def release(self) -> bool:
         """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
-        hold = self._plans.own(threading.get_ident())
+        hold = self._plans.take(threading.get_ident())
         return hold is not None and self._plans.site.run(lambda _: self._plans.release(hold))
 
     def ensure_held(self) -> None:
         """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
-        hold = self._plans.hold
+        hold = self._own()
         self._plans.site.run(lambda _: self._plans.ensure_held(hold))
 
     def close(self) -> None:
@@ -260,6 +275,9 @@ class Lock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if not self.release() and error is None:
             raise self._plans.lost_error()
+
+    def _own(self) -> Hold | None:
+        return self._plans.own(threading.get_ident())
 
 
 class AsyncLock:
@@ -284,13 +302,24 @@ class AsyncLock:
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name
-        self.lost = asyncio.Event()
-        self.fence = 0  # of the last acquisition
+        self._never = asyncio.Event()
 
     @property
     def held(self) -> bool:
         """Whether it is ours for all we know; asks nobody."""
-        return self._plans.is_held(self._plans.hold)
+        return self._plans.is_held(self._own())
+
+    @property
+    def fence(self) -> int:
+        """The number of our acquisition, also after it was lost or released; it grows with each. 0 before the first."""
+        hold = self._own()
+        return hold.fence if hold else 0
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when our acquisition is lost, before somebody else can have the lock."""
+        hold = self._own()
+        return cast(asyncio.Event, hold.lost) if hold else self._never
 
     async def acquire(self, timeout: float | None = None) -> bool:
         """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now."""
@@ -299,18 +328,17 @@ class AsyncLock:
         if hold is None:
             return False
         self._plans.remember(hold, asyncio.current_task())
-        self.lost, self.fence = lost, hold.fence
         keep(self._plans, hold, asyncio.get_running_loop())
         return True
 
     async def release(self) -> bool:
         """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
-        hold = self._plans.own(asyncio.current_task())
+        hold = self._plans.take(asyncio.current_task())
         return hold is not None and await self._plans.site.arun(lambda _: self._plans.release(hold))
 
     async def ensure_held(self) -> None:
         """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
-        hold = self._plans.hold
+        hold = self._own()
         await self._plans.site.arun(lambda _: self._plans.ensure_held(hold))
 
     async def aclose(self) -> None:
@@ -320,18 +348,24 @@ class AsyncLock:
     async def __aenter__(self) -> Self:
         if not await self.acquire(self._timeout):
             raise self._plans.timeout_error(self._timeout)
-        if self._cancel_when_lost and self._plans.hold:
-            self._plans.hold.task = asyncio.current_task()
+        if self._cancel_when_lost and (hold := self._own()):
+            hold.task = asyncio.current_task()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         task = asyncio.current_task()
-        hold = self._plans._mine.get(task)
+        hold = self._own()
         cancelled = hold is not None and hold.task is task and hold.lost.is_set()
         released = await self.release()
         if cancelled and task and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None):
             raise self._plans.lost_error() from error
         if not released and error is None:
             raise self._plans.lost_error()
+
+    def _own(self) -> Hold | None:
+        try:
+            return self._plans.own(asyncio.current_task())
+        except RuntimeError:  # asked from outside of an event loop
+            return self._plans.last
