@@ -188,9 +188,9 @@ def test_in_redis(redis_server: Server) -> None:
 
 
 def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
-    with Lock(name, store=url, ttl=0.6) as lock:
+    with Lock(name, store=url, ttl=1.2) as lock:
         other = Lock(name, store=url)
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + 2.0
         while time.monotonic() < until:
             assert not other.acquire(timeout=0)
             time.sleep(0.02)
@@ -198,8 +198,8 @@ def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
 
 
 async def test_it_is_renewed_while_it_is_held_async(url: str, name: str) -> None:
-    async with AsyncLock(name, store=url, ttl=0.6) as lock:
-        assert not await AsyncLock(name, store=url).acquire(timeout=1.5)
+    async with AsyncLock(name, store=url, ttl=1.2) as lock:
+        assert not await AsyncLock(name, store=url).acquire(timeout=2.0)
         assert lock.held and not lock.lost.is_set()
 
 
@@ -394,7 +394,7 @@ def test_stores_are_shared_by_what_they_are(name: str) -> None:
 HOLD = """
 import sys, time
 from headgate.coordination import Lock
-lock = Lock(sys.argv[2], store=sys.argv[1], ttl=1.0)
+lock = Lock(sys.argv[2], store=sys.argv[1], ttl=2.0)
 assert lock.acquire(timeout=20)
 print(lock.fence, flush=True)
 time.sleep(60)
@@ -407,7 +407,7 @@ def test_a_holder_that_dies(redis_server: Server, name: str) -> None:
     assert holder.stdout
     fence = int(holder.stdout.readline())
     lock = Lock(name, store=redis_server.patient_url)
-    assert not lock.acquire(timeout=1.2), "it lives, so it is renewed"
+    assert not lock.acquire(timeout=2.5), "it lives, so it is renewed"
     os.kill(holder.pid, signal.SIGKILL)
     assert lock.acquire(timeout=LONG)
     assert lock.fence > fence

@@ -169,7 +169,7 @@ def test_lock_acquired_by_whom_it_says(redis_server: Server, name: str) -> None:
 def test_lock_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
     """The caller was told that it failed: so the lock is given back, or taken over by the same caller."""
     with FaultyProxy(redis_server.port) as proxy:
-        lock, other = Lock(name, store=through(proxy, 0.4)), Lock(name, store=redis_server.patient_url)
+        lock, other = Lock(name, store=through(proxy, 1.0)), Lock(name, store=redis_server.patient_url)
         with lock:
             pass
         proxy.swallow_replies = True
@@ -236,7 +236,7 @@ def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> Non
 
 def test_pool_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        pool, direct = Pool(name, store=through(proxy, 0.4)), Pool(name, store=redis_server.patient_url)
+        pool, direct = Pool(name, store=through(proxy, 1.0)), Pool(name, store=redis_server.patient_url)
         pool.add("a")
         proxy.swallow_replies = True
         with pytest.raises(StoreUnavailable):
@@ -283,7 +283,7 @@ def test_queue_entries_are_neither_lost_nor_doubled(redis_server: Server, name: 
 
 def test_queue_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        queue, direct = WaitQueue(name, store=through(proxy, 0.4)), WaitQueue(name, store=redis_server.patient_url)
+        queue, direct = WaitQueue(name, store=through(proxy, 1.0)), WaitQueue(name, store=redis_server.patient_url)
         for id in ("a", "b"):
             direct.enqueue(id)
         assert len(queue) == 2

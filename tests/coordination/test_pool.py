@@ -158,20 +158,20 @@ def test_a_lease_that_ran_out(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_within_with_it_is_renewed(url: str, name: str) -> None:
-    pool = Pool(name, store=url, lease=0.5)
+    pool = Pool(name, store=url, lease=1.2)
     pool.add("a")
     with pool.acquire() as leased:
         with pytest.raises(PoolExhausted):
-            pool.acquire(timeout=1.2)
+            pool.acquire(timeout=2.0)
         assert not leased.lost
 
 
 async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
-    pool = AsyncPool(name, store=url, lease=0.5)
+    pool = AsyncPool(name, store=url, lease=1.2)
     await pool.add("a")
     async with pool.acquire() as leased:
         with pytest.raises(PoolExhausted):
-            await pool.acquire(timeout=1.2)
+            await pool.acquire(timeout=2.0)
         assert not leased.lost
 
 
@@ -385,7 +385,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
 HOLD = """
 import sys, time
 from headgate.coordination import Pool
-leased = Pool(sys.argv[2], store=sys.argv[1], lease=1.5).acquire(timeout=20)
+leased = Pool(sys.argv[2], store=sys.argv[1], lease=3.0).acquire(timeout=20)
 with leased:
     print(leased.member, flush=True)
     time.sleep(60)
@@ -393,7 +393,7 @@ with leased:
 
 
 def test_five_holders_that_die(redis_server: Server, name: str) -> None:
-    pool = Pool(name, store=redis_server.patient_url, lease=1.5)
+    pool = Pool(name, store=redis_server.patient_url, lease=3.0)
     pool.add(*"abcde")
     command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
     holders = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(5)]
@@ -405,7 +405,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
     killed = time.monotonic()
     back = {pool.acquire(timeout=LONG).member for _ in range(5)}
     assert back == set("abcde")
-    assert time.monotonic() - killed < 1.5 + 3.0, "the lease, and what a busy machine adds"
+    assert time.monotonic() - killed < 3.0 + 8.0, "the lease, and what a busy machine adds"
     for holder in holders:
         holder.communicate()
 
@@ -421,7 +421,7 @@ def test_redis_is_down(name: str) -> None:
 
 def test_redis_goes_away_and_comes_back(node: Any, name: str) -> None:
     """What was given back meanwhile is back; nobody is told twice."""
-    pool = Pool(name, store=f"{node.url}?timeout=0.4")
+    pool = Pool(name, store=f"{node.url}?timeout=1")
     pool.add("a")
     leased = pool.acquire()
     node.freeze()

@@ -173,7 +173,7 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     cancelled = set(dice.sample([id for id in order if id.startswith("live")], 20))
     assert all(queue.cancel(id) for id in cancelled)
     wait_until(lambda: len(queue) == 30, "the dead are out", timeout=LONG)
-    assert time.monotonic() - killed < 5.0 + 3.0, "the window, and what a busy machine adds"
+    assert time.monotonic() - killed < 5.0 + 8.0, "the window, and what a busy machine adds"
     expected = [id for id in order if id.startswith("live") and id not in cancelled]
     served = []
     while (id := queue.dequeue()) is not None:
