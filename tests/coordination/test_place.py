@@ -91,3 +91,15 @@ def test_timers_end_when_nothing_is_left_to_do() -> None:
         with lock:
             pass
     wait_until(lambda: threading.active_count() <= before, "the thread ends, although the clock stands still")
+
+
+def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
+    """To start one for each would cost ten times as much as the lock."""
+    lock = Lock("moments")
+    with lock:
+        timers = lock._plans.site.place.timers
+    thread = timers._thread
+    for _ in range(50):
+        with lock:
+            pass
+    assert thread is timers._thread is not None

@@ -54,6 +54,18 @@ class Machine:
         return [tag + suffix for suffix in self.suffixes]
 
 
+def forget(times: dict[str, int], now: int) -> list[str]:
+    """Drop those whose time has come, and say who they were. All live equally long, so the oldest are the first."""
+    gone = []
+    for each, until in times.items():
+        if until > now:
+            break
+        gone.append(each)
+    for each in gone:
+        del times[each]
+    return gone
+
+
 class Step(NamedTuple):
     """Run this operation; the answer is its reply."""
 

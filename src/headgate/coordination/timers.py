@@ -1,7 +1,8 @@
 """Things to do later: one thread a clock renews whatever this process holds.
 
 A call that is due runs in that thread, so it must not wait for long. The thread starts with the first call and ends
-when nothing is left to do.
+some time after the last. It looks once a second, and is woken only for what is due before that: a lock that is taken
+and given back at once costs no switch to another thread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Callable
 from headgate.clock import MICROSECONDS, SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger("headgate")
+
+LOOK = 1.0  # seconds
+LOOKS = 10  # with nothing to do, before the thread ends
 
 _ALL: weakref.WeakSet[Timers] = weakref.WeakSet()
 
@@ -41,6 +45,7 @@ class Timers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._ticks = clock is SYSTEM_CLOCK
         self._start()
         _ALL.add(self)
 
@@ -50,11 +55,12 @@ class Timers:
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
         self._thread: threading.Thread | None = None
+        self._looks_at = 0
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call *call* in *seconds*, in the thread of the timers."""
         # a clock that somebody moves may never reach the time: then the thread is to end when nothing is left to do
-        timer = Timer(call, None if self._clock is SYSTEM_CLOCK else self._wake)
+        timer = Timer(call, None if self._ticks else self._wake)
         with self._lock:
             due = self._clock.now() + round(seconds * MICROSECONDS)
             heapq.heappush(self._heap, (due, next(self._count), timer))
@@ -64,30 +70,42 @@ class Timers:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="headgate-timers", daemon=True)
                 self._thread.start()
-            elif self._heap[0][2] is timer:
+            elif due < self._looks_at:
                 self._wake.set()
         return timer
 
     def _run(self) -> None:
+        idle = 0
         while True:
-            self._wake.clear()
             with self._lock:
+                self._wake.clear()
                 while self._heap and self._heap[0][2].call is None:
                     heapq.heappop(self._heap)
-                if not self._heap:
+                now = self._clock.now()
+                call, wait = None, LOOK
+                if self._heap:
+                    idle = 0
+                    due, _, timer = self._heap[0]
+                    if due <= now:
+                        heapq.heappop(self._heap)
+                        call = timer.call
+                    elif self._ticks:
+                        wait = min(wait, (due - now) / MICROSECONDS)
+                    else:
+                        wait = (due - now) / MICROSECONDS
+                elif idle < LOOKS and self._ticks:
+                    idle += 1
+                else:
                     self._thread = None
                     return
-                due, _, timer = self._heap[0]
-                now = self._clock.now()
-                if due <= now:
-                    heapq.heappop(self._heap)
-            if due > now:
-                self._clock.wait(self._wake, (due - now) / MICROSECONDS)
-            elif call := timer.call:
-                try:
-                    call()
-                except Exception:
-                    logger.exception("what was to be done later failed")
+                self._looks_at = now + round(wait * MICROSECONDS)
+            if call is None:
+                self._clock.wait(self._wake, wait)
+                continue
+            try:
+                call()
+            except Exception:
+                logger.exception("what was to be done later failed")
 
 
 def _after_fork() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine
+from headgate.coordination.place import Machine, forget
 
 SLICES = 10  # of a window of failure rates
 SEEN = 30 * MICROSECONDS  # how long a report is remembered, so that it counts once however often it is sent
@@ -172,7 +172,7 @@ class BreakerState:
                 self.failed = 0
                 self._save(now, open_for)
             return self._answer(me, 0, 0, 0)
-        self.seen = {report: until for report, until in self.seen.items() if until > now}
+        forget(self.seen, now)
         if id in self.seen:
             return self._answer(me, 0, 0, 0)
         self.seen[id] = now + SEEN

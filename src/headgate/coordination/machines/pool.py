@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine
+from headgate.coordination.place import Machine, forget
 
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
@@ -292,7 +292,7 @@ class PoolState:
         outcome, cooldown, retire, used = rules.rest
         self.waiting.pop(id, None)
         self.alive.pop(id, None)
-        self.done = {each: until for each, until in self.done.items() if until > now}
+        forget(self.done, now)
         if id in self.done:
             return [1]
         held = id in self.holders

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine
+from headgate.coordination.place import Machine, forget
 
 KEPT = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
+
+NEVER = 2**53
 
 # Sorted Sets: the line (in order), until when each waits, until when it is taken to be alive (only those who say so),
 # who was served; the answers to calls and until when they are remembered; the last place that was given out.
@@ -134,6 +136,7 @@ class QueueState:
         self.answers: dict[str, Any] = {}
         self.called: dict[str, int] = {}
         self.last = 0
+        self.due = NEVER
 
     def enqueue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
         self._begin(now)
@@ -151,6 +154,7 @@ class QueueState:
             self.served.pop(id, None)
         if beat > 0:
             self.alive[id] = now + beat
+        self.due = min(self.due, now + timeout, now + (beat or timeout))
         self._remember(now, call, place)
         return [place]
 
@@ -164,6 +168,7 @@ class QueueState:
         answer = (self.line[first], self.deadlines[first], self.alive.get(first), first)
         self._remember(now, call, answer)
         self._remove(first)
+        self.served.pop(first, None)
         self.served[first] = now + KEPT
         return [first]
 
@@ -174,6 +179,7 @@ class QueueState:
             self.line[who], self.deadlines[who] = place, until
             if heard is not None:
                 self.alive[who] = now + beat
+            self.due = now  # look at all
             self.served.pop(who, None)
         self._remember(now, call, (0, 0, None, ""))
         return [1]
@@ -193,6 +199,7 @@ class QueueState:
         if id in self.line:
             if beat > 0:
                 self.alive[id] = now + beat
+                self.due = min(self.due, now + beat)
             return ["waiting", self._place(id)]
         return ["served" if id in self.served else "gone", 0]
 
@@ -205,12 +212,14 @@ class QueueState:
         return not (self.line or self.called or self.served)
 
     def _begin(self, now: int) -> None:
-        for times in (self.deadlines, self.alive):
-            for each in [each for each, until in times.items() if until <= now]:
-                self._remove(each)
-        self.served = {each: until for each, until in self.served.items() if until > now}
-        for each in [each for each, until in self.called.items() if until <= now]:
-            del self.called[each], self.answers[each]
+        if now >= self.due:  # else nobody's time can have come
+            for times in (self.deadlines, self.alive):
+                for each in [each for each, until in times.items() if until <= now]:
+                    self._remove(each)
+            self.due = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
+        forget(self.served, now)
+        for each in forget(self.called, now):
+            del self.answers[each]
 
     def _remove(self, id: str) -> None:
         for times in (self.line, self.deadlines, self.alive):
@@ -221,6 +230,7 @@ class QueueState:
 
     def _remember(self, now: int, call: str, answer: Any) -> None:
         self.answers[call] = answer
+        self.called.pop(call, None)
         self.called[call] = now + KEPT
 
 
