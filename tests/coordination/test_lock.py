@@ -354,6 +354,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": "x", "ttl": "30"}, ValueError, "ttl"),
     ({"name": "x", "ttl": True}, ValueError, "ttl"),
     ({"name": "x", "max_hold": 0}, ValueError, "max_hold"),
+    ({"name": "x", "timeout": -1}, ValueError, "timeout"),
     ({"name": "x", "store": "mongodb://h"}, ValueError, "memory://"),
     ({"name": "x", "store": 5}, ValueError, "store"),
     ({"name": "x", "store": MemoryStore(), "clock": ManualClock()}, ValueError, "clock"),

@@ -103,3 +103,19 @@ def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
         with lock:
             pass
     assert thread is timers._thread is not None
+
+
+def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
+    """Whoever waits looks once a second; nothing else is different."""
+    redis_server.client().acl_setuser(
+        "mute", enabled=True, reset=True, passwords="+x", keys=["*"], categories=["+@all"], commands=["-publish"]
+    )
+    url = f"redis://mute:x@127.0.0.1:{redis_server.port}/0?timeout=10"
+    elsewhere, waiter = Lock("mute", store=RedisStore(url)), Lock("mute", store=url)
+    assert elsewhere.acquire(timeout=20)
+    timer = threading.Timer(0.2, elsewhere.release)
+    timer.start()
+    assert waiter.acquire(timeout=20)
+    timer.join()
+    assert waiter.release()
+    waiter.close()

@@ -219,6 +219,7 @@ class Lock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=False)
+        deadline(self._plans.clock, timeout)  # says if it is none
         self._timeout = timeout
         self.name = name
         self._never = threading.Event()
@@ -299,6 +300,7 @@ class AsyncLock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=True)
+        deadline(self._plans.clock, timeout)  # says if it is none
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name

@@ -26,7 +26,8 @@ logger = logging.getLogger("headgate")
 LINGER = 10.0  # seconds that a channel stays subscribed after the last who waited: the next often comes soon
 SILENCE = 5.0  # seconds without a message before the server is asked whether it is still there
 PATIENCE = 2.0  # seconds to connect
-PAUSE = 0.2  # seconds before the next try to connect
+PAUSE = 0.2  # seconds before the next try to connect; doubled each time up to the next
+LONGEST_PAUSE = 5.0
 
 
 class Subscription:
@@ -79,12 +80,15 @@ class Subscription:
                 pass  # the thread that reads will see it too
 
     def _run(self) -> None:
+        pause = PAUSE
         while True:
+            begun = monotonic()
             try:
                 self._hear()
                 return
             except (RedisError, OSError, ValueError) as error:
                 problem = error
+            pause = PAUSE if monotonic() - begun > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
             with self._lock:
                 if self._connection is not None:
                     self._connection.disconnect()
@@ -95,7 +99,7 @@ class Subscription:
                     self._thread = None
                     return
             logger.info("no wake-ups from Redis for now, timers have to do: %s", problem)
-            threading.Event().wait(PAUSE)
+            threading.Event().wait(pause)
 
     def _hear(self) -> None:
         """Read messages until nobody has waited for a while."""
