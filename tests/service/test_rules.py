@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.service.files import BadFile, Sources, read_file
+from headgate.service.files import BadFile, Sources, Watch, read_file
 from tests.service.conftest import Start
 from tests.service.running import API, Service, eventually, headgate
 
@@ -232,6 +232,10 @@ def test_the_example_is_a_good_file() -> None:
     assert len(settings.rules) >= 3
 
 
+# what a file looks like when somebody has begun to write it
+EMPTIED = ["", "# to be written\n", "[rules.b]\nquotas = '1/s'\n"]
+
+
 class TestReload:
     def test_on_sighup_and_when_the_file_changes(self, start: Start) -> None:
         service = start(config="[rules.a]\nquotas = '10/minute'\nalgorithm = 'fixed_window'\n")
@@ -281,6 +285,38 @@ class TestReload:
 
         eventually(lambda: limit() > 0, "an answer")
         assert limit() == 20
+        service.config.write_text("[rules.a]\nquotas = 'nonsense'\n")
+        eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
+        [victim] = service.workers()
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: service.workers() not in ([], [victim]), "a third worker")
+        eventually(lambda: limit() > 0, "an answer")
+        assert limit() == 20
+
+    @pytest.mark.parametrize("how", [signal.SIGHUP, None])
+    def test_a_file_that_is_being_written_neither_opens_the_api_nor_drops_the_rules(
+        self, start: Start, how: signal.Signals | None
+    ) -> None:
+        rules = "[rules.a]\nquotas = '10/minute'\n"
+        service = start(config=f"[[tokens]]\nscope = 'check'\nsha256 = '{hashlib.sha256(b't').hexdigest()}'\n{rules}")
+        failures = 'rate_limiter_config_reloads_total{result="failure"}'
+        known = {"authorization": "Bearer t"}
+        for times, text in enumerate(EMPTIED, 1):
+            service.config.write_text(text)
+            if how:
+                service.signal(how)
+            eventually(lambda times=times: service.metrics()[failures] >= times, "the failure")
+            assert service.check("k", rule="a").status == 401
+            assert service.check("k", known, rule="a").status == 200
+        assert service.metrics()["rate_limiter_config_reload_success"] == 0
+
+    def test_a_file_is_taken_once_nobody_writes_to_it(self) -> None:
+        one, two, three = (1, 0, 1), (2, 10, 1), (3, 20, 1)
+        watch = Watch(one)
+        looks = [one, two, three, three, three, None, two, two, two]
+        assert [watch.is_new(stamp) for stamp in looks] == [False] * 3 + [True] + [False] * 3 + [True] + [False]
+        watch = Watch(one)
+        assert [watch.is_new(stamp) for stamp in (two, one, one)] == [False] * 3
 
 
 class TestCommands:

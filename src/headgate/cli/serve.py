@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import Any
 
@@ -22,6 +23,8 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again; it would end us
     from headgate.service.files import BadFile, sources
     from headgate.service.server import serve
 
