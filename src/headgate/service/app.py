@@ -28,6 +28,7 @@ from headgate.service.board import (
     STOPPING,
     Board,
 )
+from headgate.service.body import Bodies
 from headgate.service.denied import DeniedKeys
 from headgate.service.files import BadFile, Sources, Watch
 from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
@@ -94,6 +95,7 @@ class App:
         self.denied = DeniedKeys()
         self.playground = playground.Sessions()
         self.page = static.load()
+        self.bodies = Bodies()
         self.waiting = 0
         self.watchers = 0
         self.error_logged_at = float("-inf")

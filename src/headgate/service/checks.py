@@ -19,7 +19,8 @@ from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavai
 from headgate.keys import check_key
 from headgate.service.address import Address
 from headgate.service.answers import as_shown, count, exempted, reply, unanswered
-from headgate.service.http import Exchange, Refusal, Reply, Scope, body, from_json
+from headgate.service.body import from_json
+from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
 from headgate.service.rules import Lane
@@ -58,7 +59,7 @@ async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    if raw := await body(scope, exchange):
+    if raw := await app.bodies.read(scope, exchange):
         asked, permits = _merged(asked, permits, from_json(scope, raw, WaitingCheck, FORM))
     return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from granian import Granian
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings, HTTP2Settings
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
 import headgate
@@ -126,8 +126,8 @@ def serve(sources: Sources) -> None:
             workers=settings.workers,
             websockets=False,
             backpressure=CONCURRENT,
+            http=HTTPModes.http1,  # to find out whether it is 2, granian waits for the first byte for ever
             http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_SECONDS, max_buffer_size=HEADER_BYTES),
-            http2_settings=HTTP2Settings(max_headers_size=HEADER_BYTES),
             log_level=LogLevels.warning,
             log_dictconfig=logs.granian(settings.log_format),
             respawn_failed_workers=True,
