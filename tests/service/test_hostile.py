@@ -192,6 +192,24 @@ def test_objects_are_counted_in_any_text(text: bytes, more: int) -> None:
     assert objects(b"{" * 1001 + text + b"{") == 1001 + more
 
 
+@pytest.mark.parametrize(
+    "query, sent", [("permits=1", {"permits": 1}), ("wait=0", {"wait": 0}), ("key=a", {"key": "a"})]
+)
+def test_what_is_in_the_query_and_in_the_body_is_refused(service: Service, query: str, sent: dict[str, object]) -> None:
+    answer = service.ask("POST", f"{API}/check", query, sent)
+    assert answer.status == 400 and "give it once" in answer.problem
+
+
+def test_keys_are_not_logged_by_what_refuses_them(start: Start) -> None:
+    service = start("--log-level", "DEBUG")
+    assert service.check("k", rule="hush" * 30).status == 400
+    assert service.check("k", permits="it's \"hush").status == 400
+    assert service.ask("POST", f"{API}/check", body={"hush": 1}).status == 400
+    assert service.check("hush-\x01").status == 400
+    assert service.get(f"{API}/check", {"hush": "1"}).status == 400
+    assert "400: unknown parameter '...'; known are" in service.log() and "hush" not in service.log()
+
+
 ODD = {
     "a request id that is no text": b"X-Request-Id: \xff\xfe\r\n",
     "a token that is no text": b"Authorization: Bearer \xff\r\n",

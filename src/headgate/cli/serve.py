@@ -17,8 +17,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--store", help="memory:// (the default), redis://host:port/db, ...")
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="default info")
-    parser.add_argument("--log-format", choices=["text", "json"], help="default text")
+    parser.add_argument(
+        "--log-level", type=str.lower, choices=["debug", "info", "warning", "error"], help="default info"
+    )
+    parser.add_argument("--log-format", type=str.lower, choices=["text", "json"], help="default text")
     parser.set_defaults(run=run)
 
 
@@ -36,6 +38,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"headgate: {error}", file=sys.stderr)
         return BAD_SETTINGS
     except OSError as error:
-        print(f"headgate: cannot listen there: {error}", file=sys.stderr)
+        print(f"headgate: cannot listen on {error}", file=sys.stderr)
         return 1
     return 0

@@ -33,7 +33,7 @@ from headgate.service.denied import DeniedKeys
 from headgate.service.files import BadFile, Sources, Watch
 from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
 from headgate.service.kept import Kept, keep, newest
-from headgate.service.logs import configure, masked
+from headgate.service.logs import configure, masked, unquoted
 from headgate.service.rules import Book, Lane
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
@@ -101,6 +101,7 @@ class App:
         self.error_logged_at = float("-inf")
         self.redis = metrics.RedisNumbers()
         self._settings = settings
+        self._opened = 0
         self._parent = os.getppid()
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -144,7 +145,8 @@ class App:
             reply = problem(refusal.status, refusal.detail, *refusal.headers, request_id=request_id)
             self.gauges[PROBLEMS] += 1
             if self.debug:
-                logger.debug("%d: %s", refusal.status, refusal.detail, extra={"request_id": request_id})
+                shown = refusal.detail if self.state.settings.log_keys else unquoted(refusal.detail)
+                logger.debug("%d: %s", refusal.status, shown, extra={"request_id": request_id})
         except Exception:
             request_id = _request_id(scope) or secrets.token_hex(8)
             reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
@@ -219,7 +221,8 @@ class App:
         """Once a second: how the store is, who is denied, whether there is a new file and still a parent."""
         seen = self.state.book.lane(None, None).limiter.store_health()
         self.gauges[BREAKER_OPEN] = seen.state == "open"
-        self.gauges[BREAKER_OPENED] = seen.opened
+        self.gauges[BREAKER_OPENED] += seen.opened - self._opened  # the slab may have had another worker before
+        self._opened = seen.opened
         if isinstance(self.store, MemoryStore):
             self.gauges[KEYS] = len(self.store)
         if seconds % 60 == 0:

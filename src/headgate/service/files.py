@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.settings import BadSetting, Settings, check, convert
+from headgate.service.settings import BadSetting, Settings, check, convert, explained, lowered
 from headgate.service.tokens import SCOPES, digest
 
 DEFAULT_FILE = Path("headgate.toml")
@@ -178,7 +178,30 @@ def _yaml(path: Path, text: str) -> tuple[Any, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise BadFile(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {error}") from None
+    if doubled := _doubled(root):
+        raise BadFile(f"{path}:{doubled.start_mark.line + 1}: {doubled.value!r:.60} is given twice; give it once")
     return raw or {}, lambda wanted: _yaml_line(root, wanted)
+
+
+def _doubled(root: Any) -> Any:
+    """The node of a key that its mapping has already had: PyYAML would take the last and say nothing."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))  # an alias leads to the same node again
+        keys = set()
+        for child in node.value:
+            if not isinstance(child, tuple):
+                waiting.append(child)
+                continue
+            name, value = child
+            waiting.append(value)
+            if isinstance(name.value, str) and name.value in keys:
+                return name
+            keys.add(name.value if isinstance(name.value, str) else id(name))
+    return None
 
 
 def _yaml_line(node: Any, wanted: Path_) -> int:
@@ -214,8 +237,10 @@ def _checked(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for field, value in given.items():
         try:
-            found[field] = getattr(msgspec.convert({field: value}, Settings, strict=False), field)
+            found[field] = getattr(msgspec.convert({field: lowered(field, value)}, Settings, strict=False), field)
         except msgspec.ValidationError as error:
             name = field.upper() if prefix == PREFIX else field.replace("_", "-")
-            raise BadFile(f"{prefix}{name}={value!r:.60}: {str(error).partition(' - at')[0]}") from None
+            raise BadFile(
+                f"{prefix}{name}={value!r:.60}: {explained((field,), str(error).partition(' - at')[0])}"
+            ) from None
     return found

@@ -105,10 +105,7 @@ def serve(sources: Sources) -> None:
     settings = sources.read()
     known = sources.tokens(settings)
     tokens = Tokens(known)
-    try:
-        make_store(settings)  # connects to nothing; says what is wrong with the URL, or missing
-    except (ValueError, ImportError) as error:
-        raise BadFile(f"store: {error}") from None
+    check_store(settings)
     host, settings.port = _free(settings.host, settings.port)
     _allow_many_connections()
     logs.configure(settings.log_level, settings.log_format)
@@ -137,8 +134,23 @@ def serve(sources: Sources) -> None:
         server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
 
 
+def check_store(settings: Settings) -> None:
+    """Raise `BadFile` with what is wrong with the store's URL, or missing. Connects to nothing."""
+    try:
+        make_store(settings)
+    except (ValueError, ImportError) as error:
+        raise BadFile(f"store: {error}") from None
+
+
 def _free(host: str, port: int) -> tuple[str, int]:
     """Address and port, if they are free. Asked here because granian shares ports: two services would take turns."""
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        raise OSError(f"{host}:{port}: {error.strerror}") from None
+
+
+def _bound(host: str, port: int) -> tuple[str, int]:
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
