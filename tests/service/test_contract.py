@@ -191,7 +191,7 @@ class TestBatch:
         "body, says",
         [
             ([], "length >= 1"),
-            ([{}] * 1001, "length <= 1000"),
+            ([{}] * 1001, "at most 1000"),
             ({}, "list"),
             (["a"], "object"),
             ([{"key": 5}], "str"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
+from headgate.service.batch import objects
 from tests.service.conftest import Start
 from tests.service.running import API, Service
 
@@ -49,6 +50,7 @@ REFUSED = {
     "half a surrogate": get(b"key=%ed%a0%80"),
     "a terminal escape": get(b"key=%1b[31m"),
     "twenty thousand parameters": get(b"&".join(b"a%d=1" % i for i in range(6000))),
+    "nothing but ampersands": get(b"&" * 60_000),
     "the same parameter": get(b"&".join([b"key=a"] * 1000)),
     "many headers": get(b"key=a", b"".join(b"X-%d: b\r\n" % i for i in range(1000))),
     "a header of 200 KB": get(b"key=a", b"X-Big: " + b"b" * 200_000 + b"\r\n"),
@@ -115,6 +117,97 @@ def test_a_body_is_read_as_far_as_it_may_be(service: Service) -> None:
     assert found == b"" or found.startswith(b"HTTP/1.1 413"), found[:200]
     answer = service.ask("POST", f"{API}/check", body=b" " * 1_000_000 + b'{"key": "long way"}')
     assert answer.status == 200
+
+
+def post(key: str, headers: bytes, rest: bytes = b"") -> bytes:
+    start = b"POST " + CHECK + b"?key=" + key.encode() + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    return start + b"Content-Type: application/json\r\n" + headers + b"\r\n" + rest
+
+
+BROKEN = {
+    "none of it": (b"Content-Length: 10\r\n", b""),
+    "half of it": (b"Content-Length: 30\r\n", b'{"permits": 2}'),
+    "no chunk": (b"Transfer-Encoding: chunked\r\n", b""),
+    "a chunk that is none": (b"Transfer-Encoding: chunked\r\n", b"zz\r\n{}\r\n0\r\n\r\n"),
+    "half a chunk": (b"Transfer-Encoding: chunked\r\n", b'20\r\n{"permits": 2'),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_half_a_body_is_none(service: Service, key: str, what: str) -> None:
+    data = post(key, *BROKEN[what])
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        found = connection.recv(65536)
+        assert found == b"" or found.startswith(b"HTTP/1.1 400"), found
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        connection.sendall(data)  # and gone
+    assert service.check(key, algorithm="SLIDING_WINDOW").status == 200  # by now both have been looked at
+    assert service.remaining(key, permits=0).json["remaining"] == 100
+
+
+def test_who_sends_nothing_is_let_go(service: Service, key: str) -> None:
+    """A body has ten seconds, and so has a head, and a connection until its first byte."""
+    silent = {
+        "no byte": b"",
+        "half a head": b"GET / HT",
+        "between two requests": get(b"").replace(b"Connection: close\r\n", b""),
+        "half a body": post(key, b"Content-Length: 10\r\n", b"{"),
+    }
+    open_ones = {what: socket.create_connection(("127.0.0.1", service.port), timeout=60) for what in silent}
+    found = dict.fromkeys(silent, b"")
+    for what, connection in open_ones.items():
+        connection.sendall(silent[what])
+    for what, connection in open_ones.items():
+        with connection:
+            while part := connection.recv(65536):  # an error if it is still open after a minute
+                found[what] += part
+    assert found["half a body"].startswith(b"HTTP/1.1 408") and b"application/problem+json" in found["half a body"]
+    assert service.remaining(key, permits=0).json["remaining"] == 100
+
+
+def test_empty_pairs_are_nothing(service: Service, key: str) -> None:
+    assert service.get(f"{API}/check", f"&&key={key}&&permits=2&").json["remaining"] == 98
+
+
+def test_a_long_query_is_refused_as_one(service: Service) -> None:
+    for path in ("check", "remaining"):
+        answer = service.get(f"{API}/{path}", "key=a" + "&" * 20_000)
+        assert answer.status == 414 and "8192" in answer.problem
+
+
+def test_a_batch_of_too_many_is_refused_before_it_is_read(service: Service, key: str) -> None:
+    answer = service.ask("POST", f"{API}/check/batch", body=b"[" + b"{}," * 340_000 + b"{}]")
+    assert answer.status == 400 and "at most 1000" in answer.problem
+    braces = [{"key": key + '{{{"' + str(i), "permits": 1} for i in range(1000)]
+    assert service.ask("POST", f"{API}/check/batch", body=braces).status == 200
+    assert service.ask("POST", f"{API}/check/batch", body=[*braces, {}]).status == 400
+
+
+@pytest.mark.parametrize(
+    "text, more", [(b'"' + b'\\"' * 200_000, 0), (b'"\\', 0), (b'{"', 1), (b'"' * 200_001, 0), (b'"{"', 1), (b"{", 2)]
+)
+def test_objects_are_counted_in_any_text(text: bytes, more: int) -> None:
+    assert objects(b"{" * 1001 + text + b"{") == 1001 + more
+
+
+@pytest.mark.parametrize(
+    "query, sent", [("permits=1", {"permits": 1}), ("wait=0", {"wait": 0}), ("key=a", {"key": "a"})]
+)
+def test_what_is_in_the_query_and_in_the_body_is_refused(service: Service, query: str, sent: dict[str, object]) -> None:
+    answer = service.ask("POST", f"{API}/check", query, sent)
+    assert answer.status == 400 and "give it once" in answer.problem
+
+
+def test_keys_are_not_logged_by_what_refuses_them(start: Start) -> None:
+    service = start("--log-level", "DEBUG")
+    assert service.check("k", rule="hush" * 30).status == 400
+    assert service.check("k", permits="it's \"hush").status == 400
+    assert service.ask("POST", f"{API}/check", body={"hush": 1}).status == 400
+    assert service.check("hush-\x01").status == 400
+    assert service.get(f"{API}/check", {"hush": "1"}).status == 400
+    assert "400: unknown parameter '...'; known are" in service.log() and "hush" not in service.log()
 
 
 ODD = {

@@ -1,8 +1,13 @@
 """The service on Redis: instances share limits exactly, and an outage of Redis is not one of the service."""
 
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+
+import pytest
 
 from tests.servers import Server
 from tests.service.conftest import Start
@@ -87,6 +92,32 @@ def test_redis_dies_under_load_and_comes_back(start: Start, mortal_server: Serve
     eventually(lambda: service.metrics()["rate_limiter_breaker_open"] == 0, "the breaker to close")
     eventually(lambda: service.get("/actuator/health").status == 200, "to be healthy")
     assert "Traceback" not in service.log()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
+def test_a_reset_that_did_not_happen_is_none_and_counters_outlive_their_worker(
+    start: Start, mortal_server: Server
+) -> None:
+    service = start("--store", f"{mortal_server.url}?timeout=1")
+    assert service.reset("k").status == 200
+    mortal_server.kill()
+    name = "rate_limiter_breaker_opened_total"
+    eventually(lambda: service.check("k").json["degraded"] and service.metrics()[name] >= 1, "the breaker")
+    answer = service.reset("k")
+    assert answer.status == 503 and "try again" in answer.problem
+    before = service.metrics()[name]
+    [victim] = service.workers()
+    os.kill(victim, signal.SIGKILL)
+
+    def replaced() -> bool:
+        try:
+            return service.workers() != [victim] and service.metrics()[name] > 0
+        except OSError:
+            return False  # not there yet
+
+    eventually(replaced, "another worker")
+    time.sleep(1.5)  # until it has looked at its own breaker
+    assert service.metrics()[name] >= before
 
 
 def test_every_algorithm_and_a_batch(start: Start, redis_server: Server) -> None:

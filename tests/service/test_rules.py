@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from headgate.service.files import BadFile, Sources, read_file
+from headgate.service.files import BadFile, Sources, Watch, read_file
 from tests.service.conftest import Start
 from tests.service.running import API, Service, eventually, headgate
 
@@ -44,6 +46,10 @@ cost = 4
 quotas = "2/minute"
 algorithm = "gcra"
 shadow = true
+
+[rules.half]
+quotas = { bucket = "5/second" }
+on_store_error = "Deny"
 
 [rules.by-token]
 quotas = "2/minute"
@@ -96,7 +102,7 @@ class TestRules:
             assert answer.status == 200 and answer.json["exempt"] is True and answer.json["remaining"] == 10
         inside = {"x-forwarded-for": "192.0.2.77"}
         assert ruled.check("x", inside, rule="api", permits=10).json["exempt"] is True
-        assert ruled.remaining("x", inside, rule="api").status == 200
+        assert ruled.remaining("x", inside, rule="api").json["exempt"] is True
         assert "exempt" not in ruled.check("x", {"x-forwarded-for": "192.0.3.1"}, rule="api").json
 
     def test_cost(self, ruled: Service, key: str) -> None:
@@ -113,6 +119,18 @@ class TestRules:
         assert answers[2].json["message"] == "Request allowed" and answers[2].headers["retry-after"] is None
         after = ruled.metrics()['rate_limiter_shadow_denied_total{rule="try-out",algorithm="GCRA"}']
         assert after == before + 1
+
+    def test_shadow_waits_for_nobody(self, ruled: Service, key: str) -> None:
+        began = time.monotonic()
+        answers = [ruled.check(key, rule="try-out", wait=25) for _ in range(3)]
+        assert [answer.json.get("shadow") for answer in answers] == [None, None, True]
+        assert time.monotonic() - began < 20
+        assert ruled.check(key, rule="try-out", wait="long").status == 400
+
+    def test_a_table_of_one_kind_is_for_that_kind(self, ruled: Service, key: str) -> None:
+        assert ruled.check(key, rule="half", algorithm="GCRA").json["limit"] == 5
+        answer = ruled.check(key, rule="half", algorithm="FIXED_WINDOW")
+        assert answer.status == 400 and "no window" in answer.problem
 
     def test_another_algorithm_for_one_call(self, ruled: Service, key: str) -> None:
         assert ruled.check(key, rule="api", algorithm="GCRA").json["limit"] == 10
@@ -156,7 +174,15 @@ BAD_TOML = [
     ("[rules.b]\nquotas = '1/s'\n[rules.a]\nquotas = '10/m'\n\nshaddow = true", 6, "shadow"),
     ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "bool"),
     ("[rules.a]\nquotas = '10/m'\ncost = 0", 3, ">= 1"),
-    ("[rules.a]\nquotas = '10/m'\non_store_error = 'panic'", 3, "panic"),
+    ("[rules.a]\nquotas = '10/m'\non_store_error = 'panic'", 3, "allow, deny, local, raise"),
+    ("[rules.a]\nquotas = '10/m'\ncost = 11", 3, "capacity of 10"),
+    ("[rules.a]\nquotas = '10/m'\nexempt = ['key/1', '10.0.0.1/8']", 3, "host bits"),
+    ("[rules.a]\nquotas = {}", 2, "no bucket"),
+    ("[rules.default]\nquotas = {}", 2, "no bucket"),
+    ("[rules.a]\nquotas = { window = '1/s' }", 2, "no bucket"),
+    ("log_level = 'loud'", 1, "debug, info, warning, error"),
+    ("port = " + "[" * 50_000, 1, "deeply"),
+    ("".join(f"[rules.r{i}]\nquotas = '1/s'\n" for i in range(2001)), 1, "at most 2000"),
     ("[rules.a]\nquotas = '10/m'\nkey = ['ip']", 3, "header:NAME"),
     ("[rules.a]\nquotas = '10/m'\nkey = []", 3, "length"),
     ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'platinum' }", 3, "100/minute"),
@@ -187,6 +213,8 @@ BAD_YAML = [
     ("rules:\n  a:\n    quotas: 10/m\n    shaddow: true\n", 4, "shadow"),
     ("trusted_proxies:\n  - 10.0.0.0/8\n  - nope\n", 3, "no network"),
     ("a: [", 1, "YAML"),
+    ("rules:\n  a:\n    quotas: 10/m\n  a:\n    quotas: 10/h\n", 4, "given twice"),
+    ("port: " + "[" * 20_000, 1, "deeply"),
     ("- 1\n", 1, "object"),
     ("rules: !!python/object/apply:os.system ['true']", 1, "YAML"),
 ]
@@ -230,6 +258,10 @@ def test_precedence(tmp_path: Path) -> None:
 def test_the_example_is_a_good_file() -> None:
     settings = read_file(EXAMPLE)
     assert len(settings.rules) >= 3
+
+
+# what a file looks like when somebody has begun to write it
+EMPTIED = ["", "# to be written\n", "[rules.b]\nquotas = '1/s'\n"]
 
 
 class TestReload:
@@ -281,6 +313,38 @@ class TestReload:
 
         eventually(lambda: limit() > 0, "an answer")
         assert limit() == 20
+        service.config.write_text("[rules.a]\nquotas = 'nonsense'\n")
+        eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
+        [victim] = service.workers()
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: service.workers() not in ([], [victim]), "a third worker")
+        eventually(lambda: limit() > 0, "an answer")
+        assert limit() == 20
+
+    @pytest.mark.parametrize("how", [signal.SIGHUP, None])
+    def test_a_file_that_is_being_written_neither_opens_the_api_nor_drops_the_rules(
+        self, start: Start, how: signal.Signals | None
+    ) -> None:
+        rules = "[rules.a]\nquotas = '10/minute'\n"
+        service = start(config=f"[[tokens]]\nscope = 'check'\nsha256 = '{hashlib.sha256(b't').hexdigest()}'\n{rules}")
+        failures = 'rate_limiter_config_reloads_total{result="failure"}'
+        known = {"authorization": "Bearer t"}
+        for times, text in enumerate(EMPTIED, 1):
+            service.config.write_text(text)
+            if how:
+                service.signal(how)
+            eventually(lambda times=times: service.metrics()[failures] >= times, "the failure")
+            assert service.check("k", rule="a").status == 401
+            assert service.check("k", known, rule="a").status == 200
+        assert service.metrics()["rate_limiter_config_reload_success"] == 0
+
+    def test_a_file_is_taken_once_nobody_writes_to_it(self) -> None:
+        one, two, three = (1, 0, 1), (2, 10, 1), (3, 20, 1)
+        watch = Watch(one)
+        looks = [one, two, three, three, three, None, two, two, two]
+        assert [watch.is_new(stamp) for stamp in looks] == [False] * 3 + [True] + [False] * 3 + [True] + [False]
+        watch = Watch(one)
+        assert [watch.is_new(stamp) for stamp in (two, one, one)] == [False] * 3
 
 
 class TestCommands:
@@ -298,6 +362,15 @@ class TestCommands:
         (tmp_path / "bad.toml").write_text("port = 'x'\n")
         done = headgate("config", "validate", "bad.toml", folder=tmp_path)
         assert done.returncode == 5 and done.stderr.startswith("bad.toml:1: port: ")
+        (tmp_path / "bad.toml").write_text("store = 'redis://localhost:6379/0?nonsense=1'\n")
+        done = headgate("config", "validate", "bad.toml", folder=tmp_path)
+        assert done.returncode == 5 and "nonsense" in done.stderr
+
+    def test_a_port_that_is_taken_is_named(self, tmp_path: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            where = f"127.0.0.1:{taken.getsockname()[1]}"
+            done = headgate("serve", "--port", where.partition(":")[2], folder=tmp_path)
+        assert done.returncode == 1 and where in done.stderr
 
     def test_show_hides_secrets(self, tmp_path: Path) -> None:
         url = "redis://me:secret@db:6379/0?password=secret"

@@ -27,11 +27,13 @@ def add(commands: Any) -> None:
 
 def validate(options: argparse.Namespace) -> int:
     from headgate.service.files import BadFile, sources
+    from headgate.service.server import check_store
 
     found = sources(options.file or options.config, {})
     try:
         settings = found.read()
         found.tokens(settings)
+        check_store(settings)
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
@@ -40,10 +42,10 @@ def validate(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from headgate.service.files import BadFile, sources
+    from headgate.service.files import BadFile, sources  # before msgspec: it says which extra is missing
     from headgate.service.server import redacted
+
+    import msgspec  # isort: skip
 
     found = sources(options.file or options.config, {})
     try:
@@ -61,9 +63,9 @@ def show(options: argparse.Namespace) -> int:
 
 
 def schema(options: argparse.Namespace) -> int:
-    import msgspec
-
     from headgate.service.settings import Settings
+
+    import msgspec  # isort: skip
 
     print(json.dumps(msgspec.json.schema(Settings), indent=2))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import Any
 
@@ -16,12 +17,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--store", help="memory:// (the default), redis://host:port/db, ...")
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
-    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="default info")
-    parser.add_argument("--log-format", choices=["text", "json"], help="default text")
+    parser.add_argument(
+        "--log-level", type=str.lower, choices=["debug", "info", "warning", "error"], help="default info"
+    )
+    parser.add_argument("--log-format", type=str.lower, choices=["text", "json"], help="default text")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again; it would end us
     from headgate.service.files import BadFile, sources
     from headgate.service.server import serve
 
@@ -33,6 +38,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"headgate: {error}", file=sys.stderr)
         return BAD_SETTINGS
     except OSError as error:
-        print(f"headgate: cannot listen there: {error}", file=sys.stderr)
+        print(f"headgate: cannot listen on {error}", file=sys.stderr)
         return 1
     return 0

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headgate.service")
 
 _BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
+EXEMPT = ',"exempt":true'
+
 _encode = msgspec.json.encode
 
 
@@ -63,7 +65,7 @@ def exempted(app: App, lane: Lane, key: str, nanoseconds: int) -> Reply:
         raise Refusal(400, str(error)) from None
     made = decision(True, lane.capacity, lane.capacity)
     count(app, lane, key, made, nanoseconds)
-    return reply(app.state, lane, as_shown(key), made, True, extra=',"exempt":true')
+    return reply(app.state, lane, as_shown(key), made, True, extra=EXEMPT)
 
 
 def unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refusal:

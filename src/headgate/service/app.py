@@ -25,12 +25,15 @@ from headgate.service.board import (
     RELOADED_AT,
     RELOADS,
     RELOADS_FAILED,
+    STOPPING,
     Board,
 )
+from headgate.service.body import Bodies
 from headgate.service.denied import DeniedKeys
-from headgate.service.files import BadFile, Sources
+from headgate.service.files import BadFile, Sources, Watch
 from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
-from headgate.service.logs import configure, masked
+from headgate.service.kept import Kept, keep, newest
+from headgate.service.logs import configure, masked, unquoted
 from headgate.service.rules import Book, Lane
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
@@ -88,15 +91,17 @@ class App:
     def __init__(self, sources: Sources, settings: Settings, board: Path) -> None:
         self.sources = sources
         self.board = Board(board)
+        self._place = board
         self.denied = DeniedKeys()
         self.playground = playground.Sessions()
         self.page = static.load()
+        self.bodies = Bodies()
         self.waiting = 0
         self.watchers = 0
         self.error_logged_at = float("-inf")
         self.redis = metrics.RedisNumbers()
         self._settings = settings
-        self._seen = _stamp(sources.file)
+        self._opened = 0
         self._parent = os.getppid()
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -106,10 +111,9 @@ class App:
         slab = self.board.claim()
         self.slab, self.gauges, self.slots, self.timings = slab, slab.gauges, slab.slots, slab.timings
         self.store = make_store(settings)
-        try:
-            self._adopt(self.sources.read())  # in place of a worker that has died there may be newer ones to use
-        except BadFile:
-            self._adopt(settings)
+        kept = newest(self._place)  # newer than those of the start, for one that takes the place of another
+        self._adopt(kept)
+        self._watch = Watch(kept.stamp)
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -119,6 +123,8 @@ class App:
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
         self._ticker = loop.create_task(self._tick())
+        if self.board.header[STOPPING]:
+            signal.raise_signal(signal.SIGTERM)  # the one that told us came before there was a handler for it
 
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
         """After the last answer."""
@@ -139,7 +145,8 @@ class App:
             reply = problem(refusal.status, refusal.detail, *refusal.headers, request_id=request_id)
             self.gauges[PROBLEMS] += 1
             if self.debug:
-                logger.debug("%d: %s", refusal.status, refusal.detail, extra={"request_id": request_id})
+                shown = refusal.detail if self.state.settings.log_keys else unquoted(refusal.detail)
+                logger.debug("%d: %s", refusal.status, shown, extra={"request_id": request_id})
         except Exception:
             request_id = _request_id(scope) or secrets.token_hex(8)
             reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
@@ -176,10 +183,13 @@ class App:
 
     def reload(self) -> None:
         """Read the file again. A bad one changes nothing but the log and the metric."""
-        self._seen = _stamp(self.sources.file)
+        stamp = self.sources.stamp()
+        self._watch = Watch(stamp)
         try:
-            settings = self.sources.read()
-            self._adopt(settings)
+            settings = self.sources.reread(self.state.settings)
+            kept = Kept(settings, self.sources.tokens(settings), stamp)
+            self._adopt(kept)
+            keep(self._place, kept)
         except (BadFile, Refusal, ValueError) as error:
             self.gauges[RELOADS_FAILED] += 1
             self.gauges[RELOAD_OK] = 0
@@ -192,10 +202,9 @@ class App:
             if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 was any that is free
                 logger.warning("The new %s needs a restart", name)
 
-    def _adopt(self, settings: Settings) -> None:
-        tokens = Tokens(self.sources.tokens(settings))
-        self.state = State(settings, tokens, self.store, self.board)
-        logging.getLogger("headgate").setLevel(settings.log_level.upper())
+    def _adopt(self, kept: Kept) -> None:
+        self.state = State(kept.settings, Tokens(kept.tokens), self.store, self.board)
+        logging.getLogger("headgate").setLevel(kept.settings.log_level.upper())
         self.debug = logger.isEnabledFor(logging.DEBUG)
 
     async def _tick(self) -> None:
@@ -212,13 +221,14 @@ class App:
         """Once a second: how the store is, who is denied, whether there is a new file and still a parent."""
         seen = self.state.book.lane(None, None).limiter.store_health()
         self.gauges[BREAKER_OPEN] = seen.state == "open"
-        self.gauges[BREAKER_OPENED] = seen.opened
+        self.gauges[BREAKER_OPENED] += seen.opened - self._opened  # the slab may have had another worker before
+        self._opened = seen.opened
         if isinstance(self.store, MemoryStore):
             self.gauges[KEYS] = len(self.store)
         if seconds % 60 == 0:
             self.denied.fade()
         self.slab.write(self.denied.encoded())
-        if self.sources.file is not None and _stamp(self.sources.file) != self._seen:
+        if self._watch.is_new(self.sources.stamp()):
             self.reload()
         if os.getppid() != self._parent:
             logger.error("The main process is gone: this worker stops")
@@ -230,15 +240,6 @@ def make_store(settings: Settings) -> Store:
     if settings.store == "memory://":
         return MemoryStore(max_keys=settings.max_keys)
     return open_store(settings.store, None, {})[0]
-
-
-def _stamp(file: Path | None) -> object:
-    """What changes when the file does. A file that is missing for a moment is being replaced."""
-    try:
-        found = file.stat() if file else None
-    except OSError:
-        return None
-    return found and (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 def _request_id(scope: Scope) -> str:

@@ -7,6 +7,7 @@ others have their turn: a thousand checks at once are no reason to let everybody
 from __future__ import annotations
 
 import asyncio
+import re
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,9 @@ from headgate.decision import Decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.answers import as_shown, count, exempted, reply, unanswered
+from headgate.service.body import from_json
 from headgate.service.checks import FORM, find, given_or_none
-from headgate.service.http import Exchange, Refusal, Reply, Scope, read_json
+from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import BATCH, Check, Checks
 from headgate.service.query import parse
 from headgate.service.rules import Lane
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
 
 SLICE = 16  # some hundred microseconds
 TRIP = 64  # what one trip to Redis carries
+
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+
+
+def objects(raw: bytes) -> int:
+    """How many objects a JSON text has at most, found without making any: a megabyte of `{}` took 100 ms to refuse."""
+    count = raw.count(b"{")
+    return count if count <= BATCH else _STRING.sub(b"", raw).count(b"{")  # braces in keys are none
 
 
 class Planned(NamedTuple):
@@ -41,7 +52,10 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state = app.state
     state.tokens.demand("check", scope.headers)
     parse(scope.query_string, frozenset())
-    checks: list[Check] = await read_json(scope, exchange, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
+    raw = await app.bodies.read(scope, exchange)
+    if objects(raw) > BATCH:
+        raise Refusal(400, f"more than {BATCH} checks in one batch; send at most {BATCH}")
+    checks: list[Check] = from_json(scope, raw, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
     planned: list[Planned] = []
     bodies: list[str] = []
     for start in range(0, len(checks), SLICE):

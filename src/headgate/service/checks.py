@@ -17,9 +17,11 @@ import msgspec
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
+from headgate.limiter import AsyncLimiter
 from headgate.service.address import Address
-from headgate.service.answers import as_shown, count, exempted, reply, unanswered
-from headgate.service.http import Exchange, Refusal, Reply, Scope, body, from_json
+from headgate.service.answers import EXEMPT, as_shown, count, exempted, reply, unanswered
+from headgate.service.body import from_json
+from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
 from headgate.service.rules import Lane
@@ -58,8 +60,11 @@ async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state.tokens.demand("check", scope.headers)
     asked = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
-    if raw := await body(scope, exchange):
-        asked, permits = _merged(asked, permits, from_json(scope, raw, WaitingCheck, FORM))
+    if raw := await app.bodies.read(scope, exchange):
+        sent = from_json(scope, raw, WaitingCheck, FORM)
+        if asked and (both := asked.keys() & msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys()):
+            raise Refusal(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
+        asked, permits = _merged(asked, permits, sent)
     return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
 
 
@@ -77,7 +82,9 @@ async def _check(
     if exempt:
         return exempted(app, lane, key, perf_counter_ns() - began)
     if "wait" in asked:
-        return await _wait(app, state, exchange, lane, key, permits, asked["wait"])
+        seconds = _seconds(state, asked["wait"])
+        if not lane.shadow:  # what is always allowed needs no waiting
+            return await _wait(app, state, exchange, lane, key, permits, seconds)
     shown = as_shown(key)
     answer = await _take(app, state, lane, key, shown, permits * lane.cost, began)
     if query is not None and "key" in asked and len(query) <= MAX_QUERY and lane.plain:
@@ -105,19 +112,19 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
     _seconds(app.state, asked.get("wait", "0"))
     if asked.get("permits") == "0":
         raise Refusal(400, "permits must be a whole number of at least 1, got 0")
-    state, lane, key, made = await _look(app, scope, asked)
-    return reply(state, lane, as_shown(key), made, made.allowed or lane.shadow)
+    state, lane, key, made, extra = await _look(app, scope, asked)
+    return reply(state, lane, as_shown(key), made, made.allowed or lane.shadow, extra=extra)
 
 
 async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """How things stand, and whether the permits would be granted; nothing is spent. Always 200."""
     app.state.tokens.demand("read", scope.headers)
     asked = parse(scope.query_string, PARAMETERS)
-    (state, lane, key, would), (*_, now) = await asyncio.gather(
+    (state, lane, key, would, extra), (*_, now, _) = await asyncio.gather(
         _look(app, scope, asked), _look(app, scope, asked | {"permits": "0"})
     )
     made = decision(would.allowed, now.limit, now.remaining, now.reset_us, would.retry_us, would.degraded)
-    _, headers, text = reply(state, lane, as_shown(key), made, made.allowed or lane.shadow)
+    _, headers, text = reply(state, lane, as_shown(key), made, made.allowed or lane.shadow, extra=extra)
     return 200, [header for header in headers if header[0] != "retry-after"], text
 
 
@@ -135,7 +142,10 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
     if "permits" in asked:
         whole("permits", asked["permits"])
     try:
-        await lane.limiter.reset(key)
+        # what on_store_error says is about checks: a reset that did not happen is no reset
+        strict = AsyncLimiter(lane.quotas, algorithm=lane.kind, store=app.store, name=lane.name, on_store_error="raise")
+        await strict.reset(key)
+        await lane.limiter.reset(key)  # and tells those who wait in this worker
         made = await lane.limiter.peek(key, 0)
     except InvalidKey as error:
         raise Refusal(400, str(error)) from None
@@ -153,8 +163,6 @@ def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[di
         given["wait"] = str(sent.wait)
     if sent.permits != 1:
         given["permits"] = permits = int(sent.permits)
-    if both := asked.keys() & given.keys():
-        raise Refusal(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
     return asked | given, permits
 
 
@@ -201,25 +209,26 @@ def _joined(state: State, scope: Scope, lane: Lane, given: str | None) -> str:
     return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 
-async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, Lane, str, Decision]:
+async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, Lane, str, Decision, str]:
     state = app.state
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
         check_key(key)
-        return state, lane, key, decision(True, lane.capacity, lane.capacity)
+        return state, lane, key, decision(True, lane.capacity, lane.capacity), EXEMPT
     try:
         cost = permits * lane.cost
-        return state, lane, key, lane.peek(key, cost) if lane.peek else await lane.limiter.peek(key, cost)
+        return state, lane, key, lane.peek(key, cost) if lane.peek else await lane.limiter.peek(key, cost), ""
     except (InvalidKey, InvalidPermits) as error:
         raise Refusal(400, str(error)) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
 
 
-async def _wait(app: App, state: State, exchange: Exchange, lane: Lane, key: str, permits: int, text: str) -> Reply:
+async def _wait(
+    app: App, state: State, exchange: Exchange, lane: Lane, key: str, permits: int, seconds: float
+) -> Reply:
     """Hold the answer until the permits are there, or the time is over; a client that leaves takes none."""
-    seconds = _seconds(state, text)
     if app.waiting >= MAX_WAITERS:
         seconds = 0.0
     app.waiting += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.settings import BadSetting, Settings, check, convert
+from headgate.service.settings import BadSetting, Settings, check, convert, explained, lowered
 from headgate.service.tokens import SCOPES, digest
 
 DEFAULT_FILE = Path("headgate.toml")
@@ -21,6 +21,7 @@ FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in ("rule
 LISTS = {"trusted_proxies", "client_headers"}
 
 Path_ = tuple[str | int, ...]
+Stamp = tuple[int, int, int] | None
 
 
 class BadFile(ValueError):
@@ -37,7 +38,26 @@ class Sources:
 
     def read(self) -> Settings:
         """All of it, merged and checked. Raises `BadFile`."""
-        settings = Settings() if self.file is None else read_file(self.file)
+        return self._merged(Settings() if self.file is None else read_file(self.file))
+
+    def reread(self, before: Settings) -> Settings:
+        """The same while *before* is in force. Refuses too what looks like a file that somebody has begun to write."""
+        found = self._merged(said := Settings() if self.file is None else read_file(self.file))
+        if self.file is not None and said == Settings() and (before.rules or before.tokens):
+            raise BadFile(f"{self.file}: it is empty; to drop every rule and token, restart")
+        if before.tokens and not said.tokens:
+            raise BadFile(f"{self.file}: its tokens are gone, which would open the API; to mean it, restart")
+        return found
+
+    def stamp(self) -> Stamp:
+        """What changes when the file does. A file that is missing for a moment is being replaced."""
+        try:
+            found = self.file.stat() if self.file else None
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+
+    def _merged(self, settings: Settings) -> Settings:
         settings = msgspec.structs.replace(settings, **_from_environment(self._environment))
         settings = msgspec.structs.replace(settings, **_checked("--", self._given))
         try:
@@ -68,6 +88,21 @@ class Sources:
         return found
 
 
+class Watch:
+    """Tells, of stamps that are taken one after the other, when a file has changed and is no longer written to."""
+
+    def __init__(self, known: Stamp) -> None:
+        self._known = self._last = known
+
+    def is_new(self, stamp: Stamp) -> bool:
+        """Whether *stamp* is not the known one, but the last; it is known from then on."""
+        new = stamp != self._known and stamp == self._last
+        self._last = stamp
+        if new:
+            self._known = stamp
+        return new
+
+
 def sources(config: str | None, given: Mapping[str, Any]) -> Sources:
     """The sources of a command line: *config* or HEADGATE_CONFIG, or headgate.toml here if there is one."""
     named = config or os.environ.get(PREFIX + "CONFIG")
@@ -81,7 +116,10 @@ def read_file(path: Path) -> Settings:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadFile(f"{path}: cannot read it: {error}") from None
-    raw, line_of = _yaml(path, text) if path.suffix in (".yaml", ".yml") else _toml(path, text)
+    try:
+        raw, line_of = _yaml(path, text) if path.suffix in (".yaml", ".yml") else _toml(path, text)
+    except RecursionError:
+        raise BadFile(f"{path}:1: lists or tables in it are nested too deeply") from None
     try:
         return convert(raw)
     except BadSetting as error:
@@ -140,7 +178,30 @@ def _yaml(path: Path, text: str) -> tuple[Any, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise BadFile(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {error}") from None
+    if doubled := _doubled(root):
+        raise BadFile(f"{path}:{doubled.start_mark.line + 1}: {doubled.value!r:.60} is given twice; give it once")
     return raw or {}, lambda wanted: _yaml_line(root, wanted)
+
+
+def _doubled(root: Any) -> Any:
+    """The node of a key that its mapping has already had: PyYAML would take the last and say nothing."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))  # an alias leads to the same node again
+        keys = set()
+        for child in node.value:
+            if not isinstance(child, tuple):
+                waiting.append(child)
+                continue
+            name, value = child
+            waiting.append(value)
+            if isinstance(name.value, str) and name.value in keys:
+                return name
+            keys.add(name.value if isinstance(name.value, str) else id(name))
+    return None
 
 
 def _yaml_line(node: Any, wanted: Path_) -> int:
@@ -176,8 +237,10 @@ def _checked(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for field, value in given.items():
         try:
-            found[field] = getattr(msgspec.convert({field: value}, Settings, strict=False), field)
+            found[field] = getattr(msgspec.convert({field: lowered(field, value)}, Settings, strict=False), field)
         except msgspec.ValidationError as error:
             name = field.upper() if prefix == PREFIX else field.replace("_", "-")
-            raise BadFile(f"{prefix}{name}={value!r:.60}: {str(error).partition(' - at')[0]}") from None
+            raise BadFile(
+                f"{prefix}{name}={value!r:.60}: {explained((field,), str(error).partition(' - at')[0])}"
+            ) from None
     return found

@@ -10,8 +10,6 @@ import msgspec
 Headers = list[tuple[str, str]]
 Reply = tuple[int, Headers, str | bytes]
 
-MAX_BODY = 1 << 20  # bytes; a batch of 1,000 checks with the longest keys takes a third of it
-
 
 class RequestHeaders(Protocol):
     def get(self, key: str, default: Any = None) -> Any: ...
@@ -74,7 +72,9 @@ TITLES = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    408: "Request Timeout",
     413: "Content Too Large",
+    414: "URI Too Long",
     415: "Unsupported Media Type",
     429: "Too Many Requests",
     500: "Internal Server Error",
@@ -92,33 +92,3 @@ def problem(status: int, detail: str, *headers: tuple[str, str], request_id: str
 
 def as_json(value: Any, status: int = 200) -> Reply:
     return status, [("content-type", "application/json"), ("cache-control", "no-store")], _encode(value)
-
-
-async def body(scope: Scope, exchange: Exchange, most: int = MAX_BODY) -> bytes:
-    """The whole body; too large a one is refused before it is read, or as soon as it shows."""
-    announced = scope.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most:
-        raise Refusal(413, f"the body is {announced} bytes, at most {most} are read")
-    parts, size = [], 0
-    async for part in exchange:
-        size += len(part)
-        if size > most:
-            raise Refusal(413, f"the body is longer than {most} bytes, no more are read")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def read_json(scope: Scope, exchange: Exchange, type: Any, form: str) -> Any:
-    """The body as *type*; *form* says in the error what would be right."""
-    return from_json(scope, await body(scope, exchange), type, form)
-
-
-def from_json(scope: Scope, raw: bytes, type: Any, form: str) -> Any:
-    """*raw*, the body of a request, as *type*."""
-    kind = scope.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise Refusal(415, f"the body is {kind!r:.80}; send application/json: {form}")
-    try:
-        return msgspec.json.decode(raw, type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal(400, f"cannot read the body: {error}; send {form}") from None

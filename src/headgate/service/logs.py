@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
 import msgspec
 
 from headgate.keys import digest
+
+_QUOTED = re.compile(r"""(['"`])(?:(?!\1)[^\\]|\\.)*+(?:\1|\\?\Z)""", re.DOTALL)
 
 
 class Lines(logging.Formatter):
@@ -64,6 +67,11 @@ def granian(form: str) -> dict[str, object]:
 def masked(key: str) -> str:
     """A stand-in for a key: the same for the same key, and it does not show it."""
     return "#" + digest(key)[:12]
+
+
+def unquoted(detail: str) -> str:
+    """What was wrong with a request, without what it quotes of the request: that may be a key, or half of one."""
+    return _QUOTED.sub("'...'", detail)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -26,9 +26,11 @@ _TEXTS = {
     401: "a token is needed",
     403: "the token has not the scope",
     405: "another method",
+    408: "the body did not come in time",
     413: "the body is too large",
+    414: "the query is too long",
     415: "the body is not JSON",
-    503: "the store does not answer, and on_store_error is `raise`",
+    503: "the store does not answer and on_store_error is `raise`, or too much is asked at once",
 }
 
 
@@ -68,8 +70,8 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
     plain = [parameter for parameter in query if parameter["name"] != "wait"]
     looking = [_at_least_0(parameter) if parameter["name"] == "permits" else parameter for parameter in plain]
     answer, denied = _answer("granted"), _answer("denied; nothing was spent", "Retry-After")
-    check = {"200": answer, "429": denied, **_problems(400, 401, 403, 503)}
-    posted = {**check, **_problems(413, 415)}
+    check = {"200": answer, "429": denied, **_problems(400, 401, 403, 414, 503)}
+    posted = {**check, **_problems(408, 413, 415)}
     return {
         "/api/v1/rate-limit/check": {
             "get": _operation("check", "Spend permits", check, query, tag="limits"),
@@ -84,7 +86,7 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
             "get": _operation(
                 "remaining",
                 "What is left, nothing spent",
-                {"200": answer, **_problems(400, 401, 403, 503)},
+                {"200": answer, **_problems(400, 401, 403, 414, 503)},
                 looking,
                 tag="limits",
             )
@@ -93,7 +95,7 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
             "delete": _operation(
                 "reset",
                 "Forget a key (scope admin)",
-                {"200": answer, **_problems(400, 401, 403, 503)},
+                {"200": answer, **_problems(400, 401, 403, 414, 503)},
                 [parameter for parameter in plain if parameter["name"] != "permits"],
                 tag="limits",
             )
@@ -102,7 +104,7 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
             "post": _operation(
                 "batch",
                 "Many checks, each on its own, answered in order",
-                {"200": _list_of_answers(), **_problems(400, 401, 403, 413, 415, 503)},
+                {"200": _list_of_answers(), **_problems(400, 401, 403, 408, 413, 414, 415, 503)},
                 [],
                 "batch",
                 "limits",

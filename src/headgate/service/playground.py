@@ -14,7 +14,8 @@ from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import Limiter
 from headgate.quota import Quota
-from headgate.service.http import Exchange, Refusal, Reply, Scope, as_json, read_json
+from headgate.service.body import from_json
+from headgate.service.http import Exchange, Refusal, Reply, Scope, as_json
 from headgate.service.query import parse, whole
 from headgate.stores.memory import MemoryStore
 
@@ -81,7 +82,7 @@ def _make(play: Play) -> Limiter:
 async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """Spend; a denial is an answer like any other here, so 200."""
     parse(scope.query_string, frozenset())
-    play: Play = await read_json(scope, exchange, Play, FORM)
+    play: Play = from_json(scope, await app.bodies.read(scope, exchange), Play, FORM)
     limiter = app.playground.limiter(play)
     return _reply(lambda: limiter.try_acquire("play", play.permits))
 

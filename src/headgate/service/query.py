@@ -7,6 +7,8 @@ from urllib.parse import unquote_to_bytes
 
 from headgate.service.http import Refusal
 
+MOST = 8192  # characters: ten times what the longest key takes with every byte of it encoded
+
 _BROKEN = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
@@ -15,15 +17,17 @@ def parse(query: str, known: frozenset[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     if not query:
         return found
+    if len(query) > MOST:
+        raise Refusal(414, f"the query is {len(query)} characters, at most {MOST} are read")
     for pair in query.split("&"):
+        if not pair:
+            continue
         name, _, value = pair.partition("=")
         if "%" in value or "+" in value:
             value = decode(value)
         if name not in known:
             name = decode(name)
             if name not in known:
-                if not pair:
-                    continue
                 raise Refusal(400, f"unknown parameter {name!r:.60}; known are {', '.join(sorted(known))}")
         if name in found:
             raise Refusal(400, f"parameter {name!r} is given twice; give it once")

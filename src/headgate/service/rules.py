@@ -134,7 +134,7 @@ class Book:
         rule = self.rules[name]
         slot = self._board.slot(f"{name} {kind.upper()}")
         try:
-            lane = Lane(name, kind, rule, quotas_for(rule, kind), self._store, slot)
+            lane = Lane(name, kind, rule, quotas_for(name, rule, kind), self._store, slot)
             if rule.overrides:
                 lane.overrides = {}
                 made: dict[str, Lane] = {}  # many keys, few plans

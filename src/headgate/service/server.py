@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from granian import Granian
-from granian.constants import Interfaces
-from granian.http import HTTP1Settings, HTTP2Settings
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
 from granian.log import LogLevels
 
 import headgate
@@ -25,6 +25,7 @@ from headgate.service import logs
 from headgate.service.app import App, make_store
 from headgate.service.board import STOPPING, Board, create
 from headgate.service.files import BadFile, Sources
+from headgate.service.kept import Kept, keep
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
 
@@ -32,6 +33,8 @@ HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a socket
 CONCURRENT = 16_384  # requests in one worker, those that wait and watch included; more are not read until others end
 OPEN_FILES = 65_536
+LOOP_DEATHS, LOOP_SECONDS = 5, 30.0  # so many workers dead in so short a time, and none alive: nothing will help
+PAUSE = 0.5  # seconds before another one is started in place of one that died soon
 GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
 
 
@@ -61,32 +64,48 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
 
     def __init__(self, board: Path, **options: Any) -> None:
         self._board = Board(board)
+        self._deaths: list[float] = []
         super().__init__(**options)
         self.main_loop_interrupt = Interrupt()
 
     def signal_handler_interrupt(self, *arguments: Any, **options: Any) -> None:
         self._board.header[STOPPING] = 1  # streams end by themselves: they would hold the worker up
+        for worker in self.wrks:
+            worker.interrupt_by_parent = True  # who gets the same signal from elsewhere has not failed
         super().signal_handler_interrupt(*arguments, **options)
 
     def signal_handler_reload(self, *arguments: Any, **options: Any) -> None:
+        if os.getpid() != self.pid:
+            return  # a worker that has not come to its own handlers yet: it reads the newest settings anyway
         for worker in self.wrks:
             if worker.is_alive():
                 os.kill(worker.inner.pid, signal.SIGHUP)
 
+    def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:
+        """Replace workers that died. granian would end everything when the same one dies twice within seconds."""
+        now = time.monotonic()
+        self._deaths = [at for at in self._deaths if now - at < LOOP_SECONDS] + [now] * len(workers)
+        if len(self._deaths) > 1:
+            time.sleep(PAUSE)
+        super()._respawn_workers(workers, *arguments, **options)
+        others = any(worker.is_alive() for worker in self.wrks if worker.idx not in workers)
+        if others or len(self._deaths) < LOOP_DEATHS:
+            self.respawned_wrks.clear()
+
 
 def load(sources: Sources, settings: Settings, board: Path) -> App:
-    """The application of a worker, made in its process."""
+    """The application of a worker, made in its process. Only the main process decides when a worker stops."""
+    os.setsid()  # else Ctrl-C, which goes to everybody in front of the terminal, stops it too
     return App(sources, settings, board)
 
 
 def serve(sources: Sources) -> None:
     """Serve until told to stop. Raises `BadFile` for settings that cannot be used, OSError for a port that is taken."""
+    stamp = sources.stamp()
     settings = sources.read()
-    tokens = Tokens(sources.tokens(settings))
-    try:
-        make_store(settings)  # connects to nothing; says what is wrong with the URL, or missing
-    except (ValueError, ImportError) as error:
-        raise BadFile(f"store: {error}") from None
+    known = sources.tokens(settings)
+    tokens = Tokens(known)
+    check_store(settings)
     host, settings.port = _free(settings.host, settings.port)
     _allow_many_connections()
     logs.configure(settings.log_level, settings.log_format)
@@ -94,6 +113,7 @@ def serve(sources: Sources) -> None:
     with tempfile.TemporaryDirectory(prefix="headgate-", dir=shared) as folder:
         board = Path(folder) / "board"
         create(board, settings.workers, int(time.time()))
+        keep(board, Kept(settings, known, stamp))
         server = Server(
             board,
             target="headgate.service",
@@ -103,8 +123,8 @@ def serve(sources: Sources) -> None:
             workers=settings.workers,
             websockets=False,
             backpressure=CONCURRENT,
+            http=HTTPModes.http1,  # to find out whether it is 2, granian waits for the first byte for ever
             http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_SECONDS, max_buffer_size=HEADER_BYTES),
-            http2_settings=HTTP2Settings(max_headers_size=HEADER_BYTES),
             log_level=LogLevels.warning,
             log_dictconfig=logs.granian(settings.log_format),
             respawn_failed_workers=True,
@@ -114,8 +134,23 @@ def serve(sources: Sources) -> None:
         server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
 
 
+def check_store(settings: Settings) -> None:
+    """Raise `BadFile` with what is wrong with the store's URL, or missing. Connects to nothing."""
+    try:
+        make_store(settings)
+    except (ValueError, ImportError) as error:
+        raise BadFile(f"store: {error}") from None
+
+
 def _free(host: str, port: int) -> tuple[str, int]:
     """Address and port, if they are free. Asked here because granian shares ports: two services would take turns."""
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        raise OSError(f"{host}:{port}: {error.strerror}") from None
+
+
+def _bound(host: str, port: int) -> tuple[str, int]:
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,8 @@ and what would be right. `headgate.service.files` adds the file and the line.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from ipaddress import ip_interface
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +23,7 @@ BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
 DEFAULT_BUCKET = "10/second burst 100"  # of the specification: a capacity of 100, 10 a second
 DEFAULT_WINDOW = "100/minute"
 NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: they become labels, header values, parts of Redis keys
+MOST_RULES = 2000  # the board has room for each under one algorithm, and the default under all
 
 Text = Annotated[str, Meta(min_length=1)]
 QuotaText = Annotated[str, Meta(description="'100/minute', '80/10 minutes', '10/second burst 100'")]
@@ -30,6 +32,14 @@ Policy = Literal["allow", "deny", "local", "raise"]
 Header = Literal["x-forwarded-for", "x-real-ip", "forwarded"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+Scope = Literal["check", "read", "admin"]
+CHOICES = {
+    "on_store_error": get_args(Policy),
+    "client_headers": get_args(Header),
+    "log_level": get_args(LogLevel),
+    "log_format": get_args(LogFormat),
+    "scope": get_args(Scope),
+}
 
 
 class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -55,7 +65,7 @@ class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A token: its SHA-256 as `headgate token` prints it, or the name of a file that holds it."""
 
-    scope: Literal["check", "read", "admin"]
+    scope: Scope
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = ""
     file: str = ""
 
@@ -101,6 +111,12 @@ def dotted(path: tuple[str | int, ...]) -> str:
 
 def convert(raw: Any) -> Settings:
     """Settings out of what a file holds."""
+    raw = _lowered(raw)
+    if isinstance(raw, dict):
+        if isinstance(raw.get("rules"), dict):
+            raw["rules"] = {name: _lowered(rule) for name, rule in raw["rules"].items()}
+        if isinstance(raw.get("tokens"), list):
+            raw["tokens"] = [_lowered(token) for token in raw["tokens"]]
     found: Settings = _convert(raw, Settings, ())
     check(found)
     return found
@@ -122,7 +138,27 @@ def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
         kind = TokenSettings if "tokens" in path else kind
         why = f"there is no such setting; known are {', '.join(kind.__struct_fields__)}"
         path = (*path, unknown[1])
-    raise BadSetting(path, why[:1].lower() + why[1:])
+    raise BadSetting(path, explained(path, why))
+
+
+def explained(path: tuple[str | int, ...], why: str) -> str:
+    """What msgspec says about a value, with what would be right where there is a choice."""
+    choices = next((CHOICES[part] for part in path if isinstance(part, str) and part in CHOICES), None)
+    more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
+    return why[:1].lower() + why[1:] + more
+
+
+def lowered(name: str, value: Any) -> Any:
+    """*value* as its choices are written, where *name* has choices: any case will do."""
+    if name not in CHOICES:
+        return value
+    if isinstance(value, list):
+        return [lowered(name, one) for one in value]
+    return value.lower() if isinstance(value, str) else value
+
+
+def _lowered(table: Any) -> Any:
+    return {name: lowered(name, value) for name, value in table.items()} if isinstance(table, dict) else table
 
 
 def check(settings: Settings) -> None:
@@ -139,6 +175,8 @@ def check(settings: Settings) -> None:
         _check_name(("plans", name), name)
         for quota in listed(quotas):
             _try(("plans", name), Quota.parse, quota)
+    if len(settings.rules) > MOST_RULES:
+        raise BadSetting(("rules",), f"{len(settings.rules)} rules; at most {MOST_RULES} can be counted apart")
     for name, rule in settings.rules.items():
         _check_name(("rules", name), name)
         _check_rule(("rules", name), name, rule, settings.plans)
@@ -161,20 +199,36 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
                 raise BadSetting((*path, "quotas", family), why)
             own = BUCKETS[0] if family == "bucket" else "sliding_window"
             _try((*path, "quotas", family), Rule, quotas, own, name)
-    _try((*path, "quotas"), Rule, quotas_for(rule, kind), kind, name)
+    made = [_try((*path, "quotas"), lambda: Rule(quotas_for(name, rule, kind), kind, name))]
     for key, quotas in rule.overrides.items():
-        _try((*path, "overrides", key), Rule, planned(quotas, plans), kind, name)
+        made.append(_try((*path, "overrides", key), Rule, planned(quotas, plans), kind, name))
+    if rule.cost > (least := min(one.capacity for one in made)):
+        raise BadSetting((*path, "cost"), f"{rule.cost} is above the capacity of {least}: no check could be allowed")
+    for i, text in enumerate(rule.exempt):
+        if is_network(text):
+            _try((*path, "exempt", i), address.network, text)
     for i, part in enumerate(rule.key):
         if part not in ("key", "address") and not re.fullmatch("header:[A-Za-z0-9-]+", part):
             raise BadSetting((*path, "key", i), f"{part!r:.40} is no part of a key; use key, address or header:NAME")
     assert rule.on_store_error in POLICIES
 
 
-def quotas_for(rule: RuleSettings, kind: str) -> Quotas:
-    """The quotas that *rule* has under the algorithm *kind*: where it says nothing, those of the specification."""
+def is_network(text: str) -> bool:
+    """Whether *text* is meant as an address or a network, right or wrong, and not as a key."""
+    try:
+        ip_interface(text)
+    except ValueError:
+        return False
+    return True
+
+
+def quotas_for(name: str, rule: RuleSettings, kind: str) -> Quotas:
+    """The quotas of *rule* under *kind*; where the default rule says nothing, those of the specification."""
     family = "bucket" if kind in BUCKETS else "window"
     defaults = {"bucket": DEFAULT_BUCKET, "window": DEFAULT_WINDOW}
     if isinstance(rule.quotas, dict):
+        if family not in rule.quotas and (name != "default" or not rule.quotas):
+            raise ValueError(f"its quotas have no {family}, which {kind} needs")
         return rule.quotas.get(family, defaults[family])
     return defaults[family] if rule.quotas is None else rule.quotas
 
@@ -193,8 +247,8 @@ def _check_name(path: tuple[str, ...], name: str) -> None:
         raise BadSetting(path, f"{name!r:.80} is no name: 1 to 64 letters, digits, dots, dashes, underscores")
 
 
-def _try(path: tuple[str | int, ...], make: Any, *arguments: Any) -> None:
+def _try(path: tuple[str | int, ...], make: Any, *arguments: Any) -> Any:
     try:
-        make(*arguments)
+        return make(*arguments)
     except ValueError as error:
         raise BadSetting(path, str(error)) from None
