@@ -80,6 +80,12 @@ def test_the_playground_denies_at_the_right_moment(service: Service, key: str, n
     assert other.json["remaining"] == 3
 
 
+def test_a_playground_of_several_workers_says_so(start: Start, service: Service) -> None:
+    play = {"session": "s", "quota": "3/minute"}
+    assert "2 workers" in start("--workers", "2").ask("POST", "/playground/check", body=play).json["note"]
+    assert "note" not in service.ask("POST", "/playground/check", body=play).json
+
+
 @pytest.mark.parametrize(
     "change, says",
     [

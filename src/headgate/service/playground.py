@@ -46,6 +46,7 @@ class Played(msgspec.Struct):
     resetAfterSeconds: float  # noqa: N815
     retryAfterSeconds: float  # noqa: N815
     at: Annotated[float, Meta(description="seconds since the epoch")]
+    note: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Sessions:
@@ -84,7 +85,7 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     parse(scope.query_string, frozenset())
     play: Play = from_json(scope, await app.bodies.read(scope, exchange), Play, FORM)
     limiter = app.playground.limiter(play)
-    return _reply(lambda: limiter.try_acquire("play", play.permits))
+    return _reply(app, lambda: limiter.try_acquire("play", play.permits))
 
 
 async def peek(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -98,14 +99,15 @@ async def peek(app: App, scope: Scope, exchange: Exchange) -> Reply:
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error)) from None
     limiter = app.playground.limiter(play)
-    return _reply(lambda: limiter.peek("play", play.permits))
+    return _reply(app, lambda: limiter.peek("play", play.permits))
 
 
-def _reply(decide: Callable[[], Decision]) -> Reply:
+def _reply(app: App, decide: Callable[[], Decision]) -> Reply:
     try:
         made = decide()
     except ValueError as error:
         raise Refusal(400, str(error)) from None
-    return as_json(
-        Played(made.allowed, made.limit, made.remaining, made.reset_after, made.retry_after, time()),
-    )
+    played = Played(made.allowed, made.limit, made.remaining, made.reset_after, made.retry_after, time())
+    if (workers := app.state.settings.workers) > 1:
+        played.note = f"each of the {workers} workers plays for itself, and a connection may lead to any of them"
+    return as_json(played)
