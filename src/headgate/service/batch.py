@@ -7,7 +7,6 @@ others have their turn: a thousand checks at once are no reason to let everybody
 from __future__ import annotations
 
 import asyncio
-import re
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,13 +28,19 @@ SLICE = 16  # some hundred microseconds
 TRIP = 64  # what one trip to Redis carries
 
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+QUOTES = 14  # of one check: four names, three texts
 
 
 def objects(raw: bytes) -> int:
-    """How many objects a JSON text has at most, found without making any: a megabyte of `{}` took 100 ms to refuse."""
+    """How many checks a JSON text has, found without making any: a megabyte of `{}` took 100 ms to refuse."""
     count = raw.count(b"{")
-    return count if count <= BATCH else _STRING.sub(b"", raw).count(b"{")  # braces in keys are none
+    if count <= BATCH:
+        return count
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = bare.count(b'"')
+    if quotes > QUOTES * BATCH:
+        return quotes // QUOTES
+    return sum(part.count(b"{") for part in bare.split(b'"')[::2])  # those between two quotes belong to keys
 
 
 class Planned(NamedTuple):
