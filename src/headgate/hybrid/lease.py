@@ -25,8 +25,9 @@ SPARE_TTL: Final = 30 * SECOND
 IDLE: Final = SECOND // 2  # without a caller: what is held goes back, but for a spare
 FORGOTTEN: Final = 20 * SECOND  # without a caller: the spare goes back too
 MARGIN: Final = 5 * MILLISECOND  # a lease ends here before it ends there, and clocks may differ by a thousandth
-QUICK: Final = SECOND // 20  # demand rises with this time constant
-SLOW: Final = SECOND  # and falls with this one
+QUICK: Final = SECOND // 20  # demand follows many calls with this time constant
+SLOW: Final = SECOND  # and few, or none, with this one
+FEW: Final = 4
 
 
 class Lease:
@@ -37,6 +38,7 @@ class Lease:
         "asked_at",
         "balance",
         "beyond",
+        "born",
         "counted_at",
         "debt",
         "demand",
@@ -89,6 +91,7 @@ class Lease:
         self.ttl = 0
         # demand, and what follows from it
         self.mark = 0  # the balance as it would be with nothing spent since the last count
+        self.born = now
         self.counted_at = now
         self.asked_at = now
         self.demand = 0.0  # permits a second
@@ -192,14 +195,18 @@ class Lease:
         if asked > 0:
             self.asked_at = now
         seen = asked / passed * SECOND
-        self.demand += (seen - self.demand) * passed / (passed + (QUICK if seen > self.demand else SLOW))
+        inertia = float(SLOW)
+        if seen > self.demand:  # many calls are news; one or two may be chance
+            inertia = QUICK + (SLOW - QUICK) / (1 + asked / FEW)
+        inertia = min(inertia, float(max(now - self.born, QUICK)))  # what is young knows little
+        self.demand += (seen - self.demand) * passed / (passed + inertia)
 
     def _want(self, now: int, law: Law, style: Style, trip: int) -> tuple[int, int]:
         """Permits to hold, and whether they are a spare."""
         idle = now - self.asked_at
         if idle >= FORGOTTEN:
             return 0, 0
-        if idle >= IDLE or self.demand * max(self.pause, SECOND // 2) < 2 * SECOND:
+        if idle >= IDLE or self.demand * max(self.pause, SECOND // 2) < SECOND:
             return 1, 1
         # what is out on leases turns over once in a trip and a pause: more than may be leased, and leases only delay
         rate = min(law.speed / 1000, self.demand * self.nodes)
