@@ -62,6 +62,11 @@ class Worker:
         root = str(Path(__file__).resolve().parent.parent.parent)
         self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": f"{ours}:{root}"})
 
+    def begun(self) -> bool:
+        """Whether it has been admitted once."""
+        with self.log.open("rb") as file:
+            return any(file.read(PAIR.size))
+
     def calls(self) -> Iterator[tuple[int, int]]:
         for before, after in PAIR.iter_unpack(self.log.read_bytes()):
             if not after:
@@ -94,8 +99,9 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
         worker.process.wait(max(deadline - time.monotonic(), 0.1))
         calls = list(worker.calls())
         found.calls += calls
-        starts.append(calls[0][0])
-        ends.append(calls[-1][1])
+        if calls:
+            starts.append(calls[0][0])
+            ends.append(calls[-1][1])
     found.together = (max(starts), min(ends))
     for worker in workers:
         if worker.said.exists():

@@ -3,10 +3,11 @@
 protocol.py      what processes and Redis say to each other
 ledger.py        Redis's side, in Python; script.py: the same in Lua
 lease.py         a process's side of one key
-table.py         the way in for callers; node.py: what to tell Redis next
+table.py         the way in for callers; outage.py: what they hear while Redis is away
+member.py        a limiter's part in a node; node.py: what to tell Redis next
 synchroniser.py  the thread and the task that do so
-limiter.py       HybridLimiter, AsyncHybridLimiter
-simulate.py      a fleet in one process, on a clock of its own
+gates.py         one rule for threads, and for event loops; limiter.py: HybridLimiter, AsyncHybridLimiter
+simulate.py      a fleet in one process, on a clock of its own (scenario.py, naive.py, plot.py)
 """
 
 import headgate.stores.redis  # noqa: F401  # first: without redis-py it says what to install

@@ -15,7 +15,7 @@ from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
-from headgate.hybrid.node import Member, Waiter
+from headgate.hybrid.member import Member, Waiter
 from headgate.hybrid.protocol import STYLES, law_of
 from headgate.hybrid.synchroniser import LoopSynchroniser, Synchroniser, ThreadSynchroniser
 from headgate.keys import check_key, digest, hash_tag, label

@@ -4,8 +4,7 @@
 
 The nodes are the real ones (`headgate.hybrid.node`) and so is the ledger, in Python; only the network, the callers and
 the clock are made up, from a seed: the same question has the same answer. Every admission is put before an exact
-bucket in the end. `naive` is what one would try first, for comparison: a full bucket on every node, and now and then
-a look at what the others have used.
+bucket in the end.
 """
 
 from __future__ import annotations
@@ -14,159 +13,21 @@ import argparse
 import heapq
 import itertools
 import random
-from bisect import bisect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from headgate.algorithms.bucket import Bucket
 from headgate.decision import Decision
 from headgate.hybrid.lease import MILLISECOND, SECOND
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.node import Errand, Member, Node, Waiter
+from headgate.hybrid.member import Errand, Member, Waiter
+from headgate.hybrid.naive import naive
+from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import STYLES, Reply
-from headgate.quota import Quota
+from headgate.hybrid.scenario import Outcome, Recorder, Scenario, calls
 from headgate.rule import Rule
 
 TIMEOUT = SECOND // 4
-BUCKETS = 200  # points of a time line
-ZIPF = 1.2
-MOVES = 10  # seconds after which a hot spot is somewhere else
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A fleet and what is asked of it."""
-
-    quota: str = "10000/second"
-    nodes: int = 100
-    load: float = 3.0  # calls, as a multiple of the rate
-    seconds: float = 20.0
-    trip: float = 1.0  # milliseconds to Redis and back, give or take a fifth
-    skew: str = "uniform"  # or "moving": a few nodes have most of the calls, and every ten seconds it is others
-    accuracy: str = "high"
-    loss: float = 0.0  # part of all trips that are lost, half of them on the way back
-    crashes: int = 0  # nodes that die half-way, each replaced by a new one
-    outage: tuple[float, float] = (0.0, 0.0)  # seconds between which Redis does not answer
-    policy: str = "local"
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.nodes <= 10_000:
-            raise ValueError(f"nodes must be from 1 to 10,000, got {self.nodes}")
-        if not (self.load > 0 and self.seconds > 0 and self.trip > 0 and 0 <= self.loss < 1):
-            raise ValueError("load, seconds and trip must be above 0, and loss from 0 to below 1")
-        if self.skew not in ("uniform", "moving"):
-            raise ValueError(f"skew must be uniform or moving, got {self.skew!r:.40}")
-        if self.accuracy not in STYLES:
-            raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {self.accuracy!r:.40}")
-
-
-@dataclass
-class Outcome:
-    """What came of it. `timeline` has admissions, exact ones and calls so far, at even steps."""
-
-    name: str
-    scenario: Scenario
-    asked: int = 0
-    admitted: int = 0
-    exact: int = 0  # what one exact bucket would have admitted of the same calls
-    over: int = 0  # admissions that an exact bucket refuses
-    waited: int = 0  # calls that waited for Redis
-    trips: int = 0
-    syncs: int = 0
-    burned: int = 0
-    timeline: list[tuple[float, int, int, int]] = field(default_factory=list)
-
-    @property
-    def over_percent(self) -> float:
-        return 100 * self.over / max(self.exact, 1)
-
-    @property
-    def under_percent(self) -> float:
-        return 100 * (self.exact - self.admitted) / max(self.exact, 1)
-
-    @property
-    def local_percent(self) -> float:
-        return 100 * (1 - self.waited / max(self.asked, 1))
-
-    @property
-    def trips_per_second(self) -> float:
-        """Of all nodes together."""
-        return self.trips / self.scenario.seconds
-
-    def row(self) -> str:
-        return (
-            f"{self.name:<30} over {self.over_percent:7.2f} %   under {self.under_percent:7.2f} %   "
-            f"local {self.local_percent:6.2f} %   {self.trips_per_second:8.1f} trips/s"
-        )
-
-
-class Exact:
-    """One exact bucket."""
-
-    def __init__(self, quota: Quota) -> None:
-        self.law = Bucket(quota)
-        self.paid = 0
-        self.admitted = self.refused = 0
-
-    def ask(self, now: int) -> bool:
-        """*now* in nanoseconds."""
-        start = now // 1000 * self.law.rate
-        debt = max(self.paid - start, 0) + self.law.cost
-        if debt > self.law.room:
-            self.refused += 1
-            return False
-        self.paid = start + debt
-        self.admitted += 1
-        return True
-
-
-def calls(scenario: Scenario, dice: random.Random) -> Iterator[tuple[int, int]]:
-    """(nanosecond, node) of every call, in order: evenly random in time, over nodes as the scenario says."""
-    quota = Quota.parse(scenario.quota)
-    gap = quota.period * SECOND / (quota.limit * scenario.load)
-    order = list(range(scenario.nodes))
-    weights = [1.0 if scenario.skew == "uniform" else (place + 1) ** -ZIPF for place in range(scenario.nodes)]
-    sums = list(itertools.accumulate(weights))
-    now, moves_at = float(SECOND), SECOND + MOVES * SECOND
-    end = SECOND + scenario.seconds * SECOND
-    while True:
-        now += dice.expovariate(1.0) * gap
-        if now >= end:
-            return
-        if now >= moves_at:
-            dice.shuffle(order)
-            moves_at += MOVES * SECOND
-        yield int(now), order[bisect(sums, dice.random() * sums[-1])]
-
-
-class Recorder:
-    """Counts calls, and what an exact bucket says of them."""
-
-    def __init__(self, name: str, scenario: Scenario) -> None:
-        self.outcome = Outcome(name, scenario)
-        self.exact = Exact(Quota.parse(scenario.quota))
-        self.admissions: list[int] = []
-        self._step = int(scenario.seconds * SECOND / BUCKETS)
-        self._next = SECOND
-
-    def asked(self, now: int) -> None:
-        while now >= self._next:
-            at = (self._next - SECOND) / SECOND
-            self.outcome.timeline.append((at, len(self.admissions), self.exact.admitted, self.outcome.asked))
-            self._next += self._step
-        self.outcome.asked += 1
-        self.exact.ask(now)
-
-    def finish(self) -> Outcome:
-        outcome = self.outcome
-        outcome.exact, outcome.admitted = self.exact.admitted, len(self.admissions)
-        check = Exact(Quota.parse(outcome.scenario.quota))
-        for now in sorted(self.admissions):
-            check.ask(now)
-        outcome.over = check.refused
-        return outcome
 
 
 class Process:
@@ -309,42 +170,6 @@ def simulate(scenario: Scenario) -> Outcome:
     return Fleet(scenario).run()
 
 
-def naive(scenario: Scenario, interval: float, extrapolate: bool = False) -> Outcome:
-    """The same with a full bucket on each node and a look at the others every *interval* seconds.
-
-    A node admits what its own bucket has and what was left in all, when it last looked, minus its own use since;
-    *extrapolate* adds what has refilled since. Reports are sent and answered without delay or loss, to be kind; a
-    bucket that is asked for more than it has is empty, and owes nothing.
-    """
-    quota = Quota.parse(scenario.quota)
-    how = ", extrapolated" if extrapolate else ""
-    recorder = Recorder(f"naive, every {interval:g} s{how}", scenario)
-    dice = random.Random(f"naive {scenario.seed}")
-    rate = quota.limit / quota.period / SECOND
-    capacity = float(quota.capacity)
-    locals_ = [Exact(quota) for _ in range(scenario.nodes)]
-    looks_at = [SECOND + int(dice.random() * interval * SECOND) for _ in range(scenario.nodes)]
-    looked = [float(SECOND)] * scenario.nodes
-    left = [capacity] * scenario.nodes
-    used = [0] * scenario.nodes
-    level, level_at = capacity, SECOND
-    for now, place in calls(scenario, random.Random(scenario.seed)):
-        recorder.asked(now)
-        if now >= looks_at[place]:
-            level = max(min(level + (now - level_at) * rate, capacity) - used[place], 0.0)
-            level_at = now
-            left[place], used[place], looked[place] = level, 0, float(now)
-            looks_at[place] = now + int(interval * SECOND)
-            recorder.outcome.trips += 1
-        there = left[place]
-        if extrapolate:
-            there = min(there + (now - looked[place]) * rate, capacity)
-        if used[place] < there and locals_[place].ask(now):
-            used[place] += 1
-            recorder.admissions.append(now)
-    return recorder.finish()
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Answer the question of the command line with a table, and with a picture if asked for."""
     parser = argparse.ArgumentParser(
@@ -376,6 +201,8 @@ def main(arguments: list[str] | None = None) -> None:
         write(svg, outcomes)
         print(f"wrote {svg}")
 
+
+__all__ = ["Outcome", "Scenario", "main", "naive", "simulate"]
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.hybrid.node import Member
+from headgate.hybrid.member import Member
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from redis.exceptions import RedisError
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.hybrid import script
-from headgate.hybrid.node import Errand, Node
+from headgate.hybrid.member import Errand
+from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import Reply
 from headgate.redis.address import Target
 from headgate.redis.lua import Eval

@@ -1,0 +1,134 @@
+"""A limiter's part in a node: its law, its leases, its policy, its figures. And those who wait for Redis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from headgate.decision import Decision, answer
+from headgate.hybrid.lease import SECOND, Lease
+from headgate.hybrid.outage import Outage
+from headgate.hybrid.protocol import Ask, Law, Reply, Style, law_of
+from headgate.hybrid.table import Table
+from headgate.rule import Rule
+
+if TYPE_CHECKING:
+    from headgate.hybrid.node import Node
+
+
+class Waiter:
+    """A caller who waits for Redis. *wake* is called when `result` is there."""
+
+    __slots__ = ("error", "op", "permits", "result", "wake")
+
+    def __init__(self, op: str, permits: int, wake: Callable[[], object]) -> None:
+        self.op = op  # take, peek or reset
+        self.permits = permits
+        self.wake = wake
+        self.result: Decision | None = None
+        self.error: Exception | None = None  # of the policy
+
+    def answer(self) -> Decision:
+        """The result, once it is there; or the error, raised."""
+        if self.error:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Member:
+    """One limiter's part in a node: its law, its leases, its policy, its figures."""
+
+    def __init__(
+        self,
+        node: Node,
+        rule: Rule,
+        style: Style,
+        on_store_error: str,
+        redis_key: Callable[[str], str],
+        read_clock: Callable[[], int],
+        remote: Callable[[str, int], Any],
+        max_keys: int,
+    ) -> None:
+        self.node = node
+        self.rule = rule
+        self.law: Law = law_of(rule)
+        self.style = style
+        self.outage = Outage(on_store_error, rule.name, rule.quotas[0])
+        self.redis_key = redis_key
+        self.max_keys = max_keys
+        units, law = rule.algorithm, self.law
+        self.table = Table(
+            units, law.period, law.kind == "counter", node.lock, node.thirsty, read_clock, remote, self.outage
+        )
+        self.id = new_id()
+        node.everybody.add(self)
+        self.remote = self.denied = self.spent = self.syncs = self.burned = self.voided = 0
+
+    def enter(self, key: str, now: int) -> Lease:
+        """The lease of *key*, a new one if need be. The node's lock must be held."""
+        table = self.table
+        lease = table.leases.get(key)
+        if lease is None:
+            if len(table.leases) >= self.max_keys:
+                self._evict(now)
+            lease = Lease(key, self.node.seq, now, self)  # all earlier asks count as answered: they are not this one's
+            lease.nodes = self.node.seen
+            lease.due = now + SECOND
+            table.leases[key] = lease
+            self.node.schedule(lease)
+        return lease
+
+    def _evict(self, now: int) -> None:
+        """Make room: the key that nobody has asked for longest, of a few. What it holds goes back."""
+        leases, node = self.table.leases, self.node
+        few = [lease for lease, _ in zip(leases.values(), range(8), strict=False)]
+        oldest = min(few, key=lambda lease: (lease.debt > 0 or lease in node.waiting, lease.asked_at))
+        del leases[oldest.key]
+        node.leave(oldest)
+        for lease in few:  # the next look is at others
+            if lease is not oldest and lease.key in leases:
+                leases[lease.key] = leases.pop(lease.key)
+
+    def decide(self, lease: Lease, reply: Reply, permits: int, allowed: bool, now: int) -> Decision:
+        """The answer to one who waited."""
+        table, law = self.table, self.law
+        total = reply.free + lease.balance
+        if allowed:
+            return answer(True, table.units, max(total, 0), table.reset(lease, now, max(total, 0)), 0)
+        price = permits * law.cost
+        spare = max(min(total, price - 1), 0)
+        wait = -((now - lease.deny_until) // 1000) if price >= lease.deny_from else 0  # it is refused here until then
+        if law.period:
+            return answer(False, table.units, spare, table.over(lease, now), max(wait, reply.wait) or reply.ends)
+        return answer(False, table.units, spare, law.room - spare, max(price - total, wait * law.rate))
+
+    def standing(self, lease: Lease, reply: Reply, permits: int, now: int) -> Decision:
+        """The answer to a peek, from a look at the ledger."""
+        table, law = self.table, self.law
+        spare = max(reply.free + (lease.balance if now < lease.expires else 0), 0)
+        ends = reply.ends + (law.period if law.kind == "counter" else 0)
+        price = permits * law.cost
+        after = spare - price
+        if after >= 0:
+            return answer(True, table.units, after, ends if law.period else law.room - after, 0)
+        return answer(False, table.units, spare, ends if law.period else law.room - spare, reply.ends or -after)
+
+
+class Errand(NamedTuple):
+    """One ask, and for whom."""
+
+    lease: Lease
+    ask: Ask
+    waiters: Sequence[Waiter]
+
+    @property
+    def member(self) -> Member:
+        member: Member = self.lease.home
+        return member
+
+
+def new_id() -> str:
+    """A name that no other process has."""
+    return os.urandom(8).hex()
