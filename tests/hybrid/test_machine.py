@@ -14,7 +14,7 @@ from headgate.hybrid.protocol import STYLES
 from tests.hybrid.fleet import QUOTAS, STEPS, Fleet
 
 RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
-WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "1500"))
+WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))
 SHRINK = os.environ.get("HEADGATE_MACHINE_SHRINK") != "0"
 
 which = st.integers(-1, 9)
