@@ -38,6 +38,7 @@ class Process:
         self.name = name
         self.drift = drift
         self.seq = 0
+        self.latest: Ask | None = None
         self.lease = Lease("k", 0, 0)
 
     def now(self, true: int) -> int:
@@ -90,12 +91,13 @@ class Fleet:
         process = self._process(which)
         now, lease = process.now(self.true), process.lease
         if lease.flight:
-            lease.lose(now)
+            assert process.latest
+            lease.lose(now, process.latest)
         process.seq += 1
         able = tuple((count, permits) for count, permits in needs if permits <= self.law.limit and op == "sync")
         lease.count(now, self.law, ())
         lease.demand, lease.asked_at = float(demand), now  # whatever it has learned: any demand is possible
-        ask = lease.report(now, process.seq, process.name, self.law, self.style, TRIP, op, able)
+        ask = process.latest = lease.report(now, process.seq, process.name, self.law, self.style, TRIP, op, able)
         self.requests.append(Request(process, ask))
 
     def arrive(self, which: int, again: bool = False) -> None:

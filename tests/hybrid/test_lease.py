@@ -90,7 +90,7 @@ def test_a_lost_reply_costs_nothing() -> None:
     ask = pair.report(demand=400.0)
     reply = pair.ask(ask)
     assert reply.lease > 0
-    pair.lease.lose(pair.now)
+    pair.lease.lose(pair.now, ask)
     pair.trip(demand=400.0)
     assert not pair.accept(ask, reply), "it came too late: the ledger has taken it back"
     assert pair.held == pair.ledger.out
@@ -100,9 +100,9 @@ def test_a_lost_reply_costs_nothing() -> None:
 def test_a_lost_return_is_told_again() -> None:
     pair = leased()
     held = pair.held
-    pair.report(demand=0.0)  # gives back all but a spare, and is lost on the way
+    lost = pair.report(demand=0.0)  # gives back all but a spare, and is lost on the way
     assert pair.held <= 1 < held
-    pair.lease.lose(pair.now)
+    pair.lease.lose(pair.now, lost)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100
 
@@ -110,7 +110,7 @@ def test_a_lost_return_is_told_again() -> None:
 def test_an_old_report_changes_nothing() -> None:
     pair = leased()
     old = pair.report(demand=50.0)
-    pair.lease.lose(pair.now)
+    pair.lease.lose(pair.now, old)
     pair.trip(demand=50.0)
     before = (pair.ledger.free, pair.ledger.out)
     assert pair.ask(old).status == STALE
@@ -127,8 +127,9 @@ def test_what_is_not_spent_in_time_is_burned() -> None:
     pair = leased()
     held = pair.held
     pair.now += TTL + SECOND
-    assert pair.report(demand=0.0).lid == 0
-    pair.lease.lose(pair.now)
+    ask = pair.report(demand=0.0)
+    assert ask.lid == 0
+    pair.lease.lose(pair.now, ask)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100 - held, "its holder may have spent it"
 
@@ -169,8 +170,9 @@ def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
 def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
     pair = Pair("100/hour")
     pair.lease.debt = 30
-    pair.ask(pair.report(demand=0.0))
-    pair.lease.lose(pair.now)
+    ask = pair.report(demand=0.0)
+    pair.ask(ask)
+    pair.lease.lose(pair.now, ask)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70 and pair.lease.debt == 0
 
@@ -186,8 +188,9 @@ def test_a_refund_is_told_once_at_most() -> None:
     pair = Pair("100/hour")
     pair.trip(needs=((50, 1),), demand=0.0)
     pair.lease.refund = 20
-    pair.ask(pair.report(demand=0.0))
-    pair.lease.lose(pair.now)
+    ask = pair.report(demand=0.0)
+    pair.ask(ask)
+    pair.lease.lose(pair.now, ask)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70
 

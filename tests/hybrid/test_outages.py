@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -222,3 +223,45 @@ def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, fir
     assert lease.debt == first
     later = SECOND + nodes * SECOND // capacity + 1
     assert outage.take(lease, 1, later).allowed, "and then its share of the rate"
+
+
+class Held(RedisStore):
+    """A store whose answers wait for `gate`."""
+
+    gate: threading.Event
+
+    def threads(self) -> Any:
+        link, gate = super().threads(), self.gate
+
+        class Wire:
+            def ask(self, script: Any, call: Any) -> Any:
+                reply = link.ask(script, call)
+                assert gate.wait(30)
+                return reply
+
+        return Wire()
+
+
+def test_a_caller_with_a_deadline(redis_server: Server) -> None:
+    store = Held(redis_server.url)
+    store.gate = threading.Event()
+    limiter = HybridLimiter("10/day", store=store, on_store_error="deny")
+    hurried = limiter.within(0.05)
+    late = hurried.try_acquire("k", 10)
+    assert not late and late.degraded
+    assert hurried.peek("k").degraded
+    store.gate.set()
+    until(lambda: limiter.try_acquire("k", 10).allowed)  # what was taken for nobody came back
+    assert not hurried.try_acquire("k").degraded, "known here, so nobody waits"
+    assert limiter.health().healthy
+    limiter.close()
+    store.close()
+
+
+async def test_a_task_with_a_deadline(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("10/day", store=redis_server.url, on_store_error="deny")
+    assert (await limiter.within(5).try_acquire("k")).allowed
+    late = await limiter.within(0.000_001).try_acquire("other")
+    assert not late and late.degraded
+    assert (await limiter.health()).healthy
+    await limiter.aclose()

@@ -177,10 +177,10 @@ class Lease:
             self._pace(now, reply, ask, law, style, trip)
         return True
 
-    def lose(self, now: int) -> None:
-        """Give up on the report under way: its reply will not be taken in any more. A refund is not told twice."""
+    def lose(self, now: int, ask: Ask) -> None:
+        """Give up on *ask*, the report under way: its reply will not be taken in. A refund is not told twice."""
         self.flight = 0
-        self.refund = 0
+        self.refund -= ask.refund
         self.due = now
 
     def count(self, now: int, law: Law, needs: tuple[tuple[int, int], ...]) -> None:

@@ -364,7 +364,7 @@ class Node:
         """One key's ask got no answer."""
         lease = errand.lease
         if errand.ask.op != "peek":
-            lease.lose(now)
+            lease.lose(now, errand.ask)
             lease.due = lease.ill = now + SECOND
             if errand.ask.op != "release":
                 self.schedule(lease)

@@ -147,14 +147,12 @@ class ThreadSynchroniser(Synchroniser):
     def _trip(self, errands: Sequence[Errand]) -> None:
         for group, call in self.calls(errands):
             try:
-                reply = self.store.threads().ask(script.SYNC, call)
+                self.deliver(group, self.store.threads().ask(script.SYNC, call))
             except FAILURES as error:
                 self.node.fail(self.read_clock(), group, error)
             except BaseException as error:
                 self.node.fail(self.read_clock(), group, RuntimeError(repr(error)))
                 raise
-            else:
-                self.deliver(group, reply)
 
 
 class LoopSynchroniser(Synchroniser):
@@ -203,14 +201,12 @@ class LoopSynchroniser(Synchroniser):
 
     async def _trip(self, errands: Sequence[Errand], call: Eval) -> None:
         try:
-            reply = await self.store.loop().ask(script.SYNC, call)
+            self.deliver(errands, await self.store.loop().ask(script.SYNC, call))
         except FAILURES as error:
             self.node.fail(self.read_clock(), errands, error)
         except BaseException as error:
-            self.node.fail(self.read_clock(), errands, RuntimeError(str(error) or "cancelled"))
+            self.node.fail(self.read_clock(), errands, RuntimeError(repr(error)))
             raise
-        else:
-            self.deliver(errands, reply)
 
 
 def asleep() -> int:
