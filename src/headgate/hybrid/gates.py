@@ -129,12 +129,10 @@ class Gate:
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Any:
         raise NotImplementedError
 
-    def _join(self, op: str, key: str, permits: int, wake: Callable[[], object]) -> Waiter:
-        """Have a waiter answered, sooner or later."""
-        waiter = Waiter(op, permits, wake)
+    def _join(self, key: str, waiter: Waiter) -> None:
+        """Have *waiter* answered, sooner or later."""
         self.node.wait(self.member, key, waiter, self.now())
         self.nudge()
-        return waiter
 
     def _give_back(self, key: str, permits: int) -> None:
         self.node.refund(self.member, check_key(key), check_permits(permits), self.now())
@@ -181,8 +179,9 @@ class HybridGate(Gate):
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done = threading.Event()
-        waiter = self._join(op, key, permits, done.set)
+        waiter = Waiter(op, permits, done.set)
         try:
+            self._join(key, waiter)
             if patience is not None and not done.wait(patience):
                 return self.node.give_up(self.member, key, waiter, self.now())
             while not done.wait(1.0):
@@ -209,8 +208,9 @@ class AsyncHybridGate(Gate):
 
     async def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done: asyncio.Future[None] = self.loop.create_future()
-        waiter = self._join(op, key, permits, functools.partial(_set, done))
+        waiter = Waiter(op, permits, functools.partial(_set, done))
         try:
+            self._join(key, waiter)
             async with asyncio.timeout(patience):
                 await done
         except TimeoutError:
