@@ -113,6 +113,20 @@ class Node:
                 return late.answer()
         return waiter.answer()
 
+    def mine(self) -> bool:
+        """Whether the lock is held by the thread that asks."""
+        owned: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # made for conditions; typeshed has it not
+        return owned
+
+    def interrupted(self, member: Member, key: str, waiter: Waiter, now: int) -> Decision:
+        """The policy's word in the middle of somebody else's step, of which nothing may be disturbed."""
+        lease = member.table.leases.get(key)
+        if lease is None:
+            lease = Lease(key, 0, now, member)
+            lease.expires = 1  # nobody will remember it: so it is not new
+        self._policy(lease, waiter, now, RuntimeError("the limiter was called by what interrupted it"))
+        return waiter.answer()
+
     def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
         """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
         with self.lock:

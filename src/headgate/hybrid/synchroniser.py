@@ -91,7 +91,7 @@ class ThreadSynchroniser(Synchroniser):
 
     def _start(self) -> None:
         self.wake = threading.Event()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
