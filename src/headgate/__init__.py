@@ -7,6 +7,7 @@ if limiter.try_acquire("user:123"):
     ...
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from headgate.decision import Decision
@@ -54,6 +55,13 @@ __all__ = [
     "RateLimited",
     "StoreUnavailable",
 ]
+
+try:
+    _redis = find_spec("redis") is not None
+except (ImportError, ValueError):  # somebody hides it
+    _redis = False
+if not _redis:  # `import *` takes what there is; by name they say what to install
+    __all__[:] = [name for name in __all__ if "Hybrid" not in name]
 
 
 def __getattr__(name: str) -> Any:

@@ -97,6 +97,7 @@ MUTANTS = [
         "        self.out -= record.out - held\n",
         "        self.out -= record.out - held if ask.lid else 0\n",
     ),
+    Mutant("a lease is cut short", "ledger.py", "max(exp, record.exp) if held else exp", "exp", LEASE),
     Mutant("a lease is not counted as out", "ledger.py", "        self.out += lease\n", "        self.out += 0\n"),
     Mutant("what waits is served for nothing", "ledger.py", "            free -= many * permits * law.cost\n", "            pass\n"),
     Mutant(
@@ -120,6 +121,7 @@ LUA = [
     ("refill ignores what is leased out", "* law.rate, law.room - s.out * law.cost), law.room", "* law.rate, law.room), law.room"),
     ("an expired lease is refunded", "  free = free - overhang(s, law)\n", "  if s.exp == FOREVER and s.nodes == 0 then free = free + law.cost end\n"),
     ("a burn before the refill", "  local free, ceiling = load(s, law, now)\n  local loaded", "  if now >= s.exp then burn(s, now, node) end\n  local free, ceiling = load(s, law, now)\n  local loaded"),
+    ("a lease is cut short", "held > 0 and max(exp, record.exp) or exp", "exp"),
     ("no sequence check", "if record and ask.seq <= record.seq then", "if record and ask.seq < 0 then"),
     ("a return is not cut", "max(0, min(ask.returned - record.returned, record.out - held))", "max(0, ask.returned - record.returned)"),
     ("a lost grant is not taken back", "    s.out = s.out - record.lease\n", ""),

@@ -123,6 +123,19 @@ def test_a_lease_ends_here_before_it_ends_there() -> None:
     assert pair.lease.expires <= there - MARGIN - TTL // 1000
 
 
+def test_a_lease_is_never_cut_short() -> None:
+    """A spare lasts longer than other leases; who holds one may not hear the reply to its next report."""
+    pair = Pair("100/hour")
+    pair.trip(demand=0.5)
+    assert pair.held == 1
+    pair.now += SECOND
+    ask = pair.report(demand=100.0)
+    pair.ask(ask)
+    pair.lease.lose(pair.now, ask)
+    assert pair.held == 1
+    assert next(iter(pair.ledger.nodes.values())).exp * 1000 > pair.lease.expires
+
+
 def test_what_is_not_spent_in_time_is_burned() -> None:
     pair = leased()
     held = pair.held

@@ -172,6 +172,7 @@ def test_guards(redis_server: Server) -> None:
         ({"store": MemoryStore()}, "needs a Redis"),
         ({"store": "http://x"}, "unknown store"),
         ({"accuracy": "perfect"}, "high, medium, low"),
+        ({"accuracy": []}, "high, medium, low"),
         ({"cold": "hot"}, "wait or optimistic"),
         ({"on_store_error": "panic"}, "allow, deny, local, raise"),
         ({"max_local_keys": 0}, "max_local_keys"),
@@ -457,3 +458,38 @@ def test_public_types() -> None:
     assert issubclass(HybridLimiter, headgate.Limiter)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         headgate.Nothing  # noqa: B018
+
+
+def test_a_peek_that_is_refused_asks_nobody(redis_server: Server) -> None:
+    with HybridLimiter("5/day", store=redis_server.url) as limiter:
+        for _ in range(8):
+            limiter.try_acquire("k")
+        before = limiter.stats().syncs
+        assert not limiter.peek("k")
+        assert limiter.stats().syncs == before
+
+
+def test_a_signal_handler_between_the_steps_does_not_hang(redis_server: Server) -> None:
+    with HybridLimiter("1000/second", store=redis_server.url, on_store_error="deny") as limiter:
+        assert limiter.try_acquire("warm")
+        with limiter._gate.node.lock:  # as if it had interrupted a call of this very thread
+            for made in (limiter.try_acquire("cold"), limiter.peek("colder")):
+                assert not made.allowed and made.degraded
+        assert limiter.try_acquire("cold"), "and nothing is remembered"
+
+
+def test_without_redis_py_everything_else_is_there() -> None:
+    code = """
+import sys
+sys.modules["redis"] = None
+from headgate import *
+Limiter("1/second")
+from headgate.hybrid.simulate import Scenario, simulate
+try:
+    from headgate import HybridLimiter
+except ImportError as error:
+    assert "headgate[redis]" in str(error), error
+else:
+    raise AssertionError("it is there")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

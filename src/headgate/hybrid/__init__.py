@@ -10,10 +10,21 @@ gates.py         one rule for threads, and for event loops; limiter.py: HybridLi
 simulate.py      a fleet in one process, on a clock of its own (scenario.py, naive.py, plot.py)
 """
 
-import headgate.stores.redis  # noqa: F401  # first: without redis-py it says what to install
+from typing import TYPE_CHECKING, Any
 
-# isort: split
-from headgate.hybrid.limiter import AsyncHybridLimiter, HybridLimiter
 from headgate.hybrid.stats import Stats
 
+if TYPE_CHECKING:
+    from headgate.hybrid.limiter import AsyncHybridLimiter, HybridLimiter
+
 __all__ = ["AsyncHybridLimiter", "HybridLimiter", "Stats"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the limiters on first use: they need redis-py, the simulator does not."""
+    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+        import headgate.stores.redis  # noqa: F401  # first: without redis-py it says what to install
+        from headgate.hybrid import limiter
+
+        return getattr(limiter, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,7 @@ class HybridStore:
     """A Redis behind leases. Opened once, by one limiter."""
 
     def __init__(self, store: RedisStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
-        if accuracy not in STYLES:
+        if not isinstance(accuracy, str) or accuracy not in STYLES:
             raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {accuracy!r:.40}")
         if cold not in ("wait", "optimistic"):
             raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
@@ -119,7 +119,7 @@ class Gate:
 
     def _remote(self, key: str, permits: int) -> Any:
         """What the table cannot answer."""
-        if self._optimistic:
+        if self._optimistic and not self.node.mine():
             made = self.node.trust(self.member, key, int(permits), self.now())
             if made:
                 self.nudge()
@@ -129,12 +129,10 @@ class Gate:
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Any:
         raise NotImplementedError
 
-    def _join(self, op: str, key: str, permits: int, wake: Callable[[], object]) -> Waiter:
-        """Have a waiter answered, sooner or later."""
-        waiter = Waiter(op, permits, wake)
+    def _join(self, key: str, waiter: Waiter) -> None:
+        """Have *waiter* answered, sooner or later."""
         self.node.wait(self.member, key, waiter, self.now())
         self.nudge()
-        return waiter
 
     def _give_back(self, key: str, permits: int) -> None:
         self.node.refund(self.member, check_key(key), check_permits(permits), self.now())
@@ -160,7 +158,8 @@ class HybridGate(Gate):
 
     def peek(self, key: str, permits: int = 1) -> Decision:
         key, permits = check_key(key), check_permits(permits, self.rule.capacity, 0)
-        return self.member.table.peek(key, permits) or self._ask("peek", key, permits, self._patience)
+        known = self.member.table.peek(key, permits)
+        return self._ask("peek", key, permits, self._patience) if known is None else known
 
     def refund(self, key: str, permits: int = 1) -> None:
         self._give_back(key, permits)
@@ -181,8 +180,11 @@ class HybridGate(Gate):
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done = threading.Event()
-        waiter = self._join(op, key, permits, done.set)
+        waiter = Waiter(op, permits, done.set)
+        if self.node.mine():  # a signal handler: whoever could answer waits for the lock of what it interrupted
+            return self.node.interrupted(self.member, key, waiter, self.now())
         try:
+            self._join(key, waiter)
             if patience is not None and not done.wait(patience):
                 return self.node.give_up(self.member, key, waiter, self.now())
             while not done.wait(1.0):
@@ -209,8 +211,9 @@ class AsyncHybridGate(Gate):
 
     async def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done: asyncio.Future[None] = self.loop.create_future()
-        waiter = self._join(op, key, permits, functools.partial(_set, done))
+        waiter = Waiter(op, permits, functools.partial(_set, done))
         try:
+            self._join(key, waiter)
             async with asyncio.timeout(patience):
                 await done
         except TimeoutError:
@@ -255,7 +258,8 @@ class AsyncHybridGates:
     async def peek(self, key: str, permits: int = 1) -> Decision:
         key, permits = check_key(key), check_permits(permits, self._rule.capacity, 0)
         gate = self.gate()
-        return gate.member.table.peek(key, permits) or await gate._ask("peek", key, permits, self._patience)
+        known = gate.member.table.peek(key, permits)
+        return await gate._ask("peek", key, permits, self._patience) if known is None else known
 
     async def refund(self, key: str, permits: int = 1) -> None:
         self.gate()._give_back(key, permits)

@@ -126,9 +126,10 @@ class Ledger:
 
         record.seq = ask.seq
         record.out = held + lease
-        record.exp = now + ask.ttl
+        exp = now + ask.ttl
         if law.period:
-            record.exp = min(record.exp, now - now % law.period + law.period)
+            exp = min(exp, now - now % law.period + law.period)
+        record.exp = max(exp, record.exp) if held else exp  # its holder may never hear that it was cut short
         record.demand = ask.demand
         record.returned = ask.returned
         record.lease = lease

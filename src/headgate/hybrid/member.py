@@ -67,28 +67,42 @@ class Member:
         self.remote = self.denied = self.spent = self.syncs = self.burned = self.voided = 0
 
     def enter(self, key: str, now: int) -> Lease:
-        """The lease of *key*, a new one if need be. The node's lock must be held."""
+        """The lease of *key*, a new one if need be. The node's lock must be held.
+
+        There is never a second one for a key while the first may still be told of a grant: the ledger knows this
+        process by one name, and would take the first one's grant for lost.
+        """
         table = self.table
         lease = table.leases.get(key)
         if lease is None:
-            if len(table.leases) >= self.max_keys:
-                self._evict(now)
-            lease = Lease(key, self.node.seq, now, self)  # all earlier asks count as answered: they are not this one's
-            lease.nodes = self.node.seen
+            full = len(table.leases) >= self.max_keys
+            if full:
+                self._evict()
+            lease = self.node.leaving.pop((self, key), None)
+            if lease is None:
+                # all earlier asks count as answered: they are not this one's
+                lease = Lease(key, self.node.seq, now, self)
+                lease.nodes = self.node.seen
+                lease.expires = 1 if full else 0  # who was here before was forgotten: nobody counts as new
             lease.due = now + SECOND
             table.leases[key] = lease
             self.node.schedule(lease)
         return lease
 
-    def _evict(self, now: int) -> None:
-        """Make room: the key that nobody has asked for longest, of a few. What it holds goes back."""
+    def _evict(self) -> None:
+        """Make room: the key that nobody has asked for longest, of a few. What it holds goes back.
+
+        One about which Redis is, or will be, asked stays: rather there is one too many. So two go, if they can.
+        """
         leases, node = self.table.leases, self.node
         few = [lease for lease, _ in zip(leases.values(), range(8), strict=False)]
-        oldest = min(few, key=lambda lease: (lease.debt > 0 or lease in node.waiting, lease.asked_at))
-        del leases[oldest.key]
-        node.leave(oldest)
+        free = [lease for lease in few if not lease.flight and lease not in node.waiting]
+        free.sort(key=lambda lease: (lease.debt > 0, lease.asked_at))
+        for lease in free[: min(len(leases) - self.max_keys + 1, 2)]:
+            del leases[lease.key]
+            node.leave(lease)
         for lease in few:  # the next look is at others
-            if lease is not oldest and lease.key in leases:
+            if lease.key in leases:
                 leases[lease.key] = leases.pop(lease.key)
 
     def decide(self, lease: Lease, reply: Reply, permits: int, allowed: bool, now: int) -> Decision:

@@ -33,7 +33,7 @@ class Node:
         self.lock = threading.RLock()
         self.thirsty: deque[Lease] = deque()  # those that callers have drawn low
         self.waiting: dict[Lease, list[Waiter]] = {}
-        self.leaving: list[Lease] = []
+        self.leaving: dict[tuple[Member, str], Lease] = {}  # in no table any more, and not given back yet
         self.members: list[Member] = []  # those who hold leases, or may
         self.everybody: weakref.WeakSet[Member] = weakref.WeakSet()
         self.seq = 0
@@ -57,7 +57,7 @@ class Node:
         """Start anew in the child of a fork: what the parent holds is the parent's."""
         self.lock = threading.RLock()
         self.thirsty.clear()
-        self.waiting, self.leaving, self._wheel, self._ticks = {}, [], {}, []
+        self.waiting, self.leaving, self._wheel, self._ticks = {}, {}, {}, []
         self.busy = False
         self._heard(None)
         for member in self.everybody:  # also who has nothing to do now: two processes of one name would be a disaster
@@ -113,11 +113,26 @@ class Node:
                 return late.answer()
         return waiter.answer()
 
+    def mine(self) -> bool:
+        """Whether the lock is held by the thread that asks."""
+        owned: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # made for conditions; typeshed has it not
+        return owned
+
+    def interrupted(self, member: Member, key: str, waiter: Waiter, now: int) -> Decision:
+        """The policy's word in the middle of somebody else's step, of which nothing may be disturbed."""
+        lease = member.table.leases.get(key)
+        if lease is None:
+            lease = Lease(key, 0, now, member)
+            lease.expires = 1  # nobody will remember it: so it is not new
+        self._policy(lease, waiter, now, RuntimeError("the limiter was called by what interrupted it"))
+        return waiter.answer()
+
     def trust(self, member: Member, key: str, permits: int, now: int) -> Decision | None:
         """Grant the first call about a key before Redis has been asked, and owe it; None for any other call."""
         with self.lock:
-            if self.down is not None or key in member.table.leases:
-                return None
+            leases = member.table.leases
+            if self.down is not None or key in leases or len(leases) >= member.max_keys:
+                return None  # where keys are forgotten early, one that is not known need not be new
             self._join(member)
             lease = member.enter(key, now)
             lease.debt += permits
@@ -139,8 +154,9 @@ class Node:
 
     def leave(self, lease: Lease) -> None:
         """See to it that what *lease* holds goes back; it is in no table any more."""
-        if ((lease.lid and lease.worth()) or lease.debt) and len(self.leaving) < QUEUE:
-            self.leaving.append(lease)
+        told = (lease.lid and lease.worth()) or lease.debt
+        if lease.flight or (told and len(self.leaving) < QUEUE):
+            self.leaving[lease.home, lease.key] = lease
 
     def expire(self) -> None:
         """Spend no lease that is held now."""
@@ -182,7 +198,7 @@ class Node:
                 if self._still_waiting(lease, now):
                     picked[lease] = "sync"
             while self.leaving and len(picked) < few:
-                lease = self.leaving.pop()
+                _, lease = self.leaving.popitem()
                 if lease.debt or now < lease.expires:
                     picked[lease] = "release"
             while self.thirsty and len(picked) < few:
@@ -229,7 +245,7 @@ class Node:
                 errand.lease.due = self.retry_at
                 errand.lease.ill = self.retry_at  # in a Cluster others may be up, and this key is not theirs
                 if errand.ask.op == "release":
-                    self.leaving.append(errand.lease)
+                    self._again(errand.lease)
                 else:
                     self.schedule(errand.lease)
             waiting, self.waiting = self.waiting, {}
@@ -275,9 +291,9 @@ class Node:
                     if len(picked) < few:
                         picked[lease] = "sync"
                     else:
-                        lease.due = self.retry_at + SECOND
+                        lease.due = now + SECOND  # not from `retry_at`, which may be long ago
                         self.schedule(lease)
-                elif lease.idle(now):
+                elif lease.idle(now) and lease not in self.waiting:
                     del table.leases[lease.key]
                 elif not lease.worth():
                     lease.due = max(lease.deny_until, lease.asked_at + IDLE, now + TICK)
@@ -339,8 +355,10 @@ class Node:
             self._serve(errand, reply, now)
         elif reply.status == VOID:
             member.voided += 1
-            if errand.waiters:
-                self.waiting[lease] = [*errand.waiters, *self.waiting.get(lease, ())]
+            if errand.waiters:  # they ask again: of the lease of today, should this one have been dismissed meanwhile
+                self._join(member)
+                today = member.enter(lease.key, now)
+                self.waiting[today] = [*errand.waiters, *self.waiting.get(today, ())]
         else:  # STALE: somebody goes by our name
             self._refused(errand, now, RuntimeError("an older ask than the last one"))
         if ask.op != "release":
@@ -370,6 +388,14 @@ class Node:
                 self.schedule(lease)
         for waiter in errand.waiters:
             self._policy(lease, waiter, now, error)
+
+    def _again(self, lease: Lease) -> None:
+        """Nobody heard that *lease* goes back."""
+        today = lease.home.table.leases.get(lease.key)
+        if today is None:
+            self.leaving[lease.home, lease.key] = lease
+        else:  # that was all it had, and it is burned now
+            today.debt += lease.debt
 
     def _join(self, member: Member) -> None:
         if member not in self.members:

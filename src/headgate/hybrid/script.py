@@ -287,8 +287,9 @@ local function sync(key, law, style, node, ask)
 
   record.seq = ask.seq
   record.out = held + lease
-  record.exp = now + ask.ttl
-  if law.windowed then record.exp = min(record.exp, now - now % law.period + law.period) end
+  local exp = now + ask.ttl
+  if law.windowed then exp = min(exp, now - now % law.period + law.period) end
+  record.exp = held > 0 and max(exp, record.exp) or exp
   record.demand = ask.demand
   record.returned = ask.returned
   record.lease = lease

@@ -91,7 +91,7 @@ class ThreadSynchroniser(Synchroniser):
 
     def _start(self) -> None:
         self.wake = threading.Event()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
 
     def renew(self) -> None:
@@ -100,9 +100,10 @@ class ThreadSynchroniser(Synchroniser):
 
     def nudge(self) -> None:
         self.wake.set()
-        if self._thread is None:
+        thread = self._thread
+        if thread is None or not thread.is_alive():  # a signal may have interrupted its start
             with self._starting:
-                if self._thread is None:
+                if self._thread is None or not self._thread.is_alive():
                     self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
                     self._thread.start()
 
@@ -123,7 +124,7 @@ class ThreadSynchroniser(Synchroniser):
             raise
 
     def _drive(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():  # else another has taken over
             self.wake.clear()
             errands = self.gather()
             if errands:
@@ -137,11 +138,13 @@ class ThreadSynchroniser(Synchroniser):
 
     def _leave(self) -> bool:
         """End, unless somebody has come meanwhile: who comes sets `wake` first and looks for a thread then."""
-        self._thread = None
+        own = threading.current_thread()
+        if self._thread is own:
+            self._thread = None
         with self._starting:
             if not self.wake.is_set() or self._thread is not None:
                 return True
-            self._thread = threading.current_thread()
+            self._thread = own
             return False
 
     def _trip(self, errands: Sequence[Errand]) -> None:

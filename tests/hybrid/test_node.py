@@ -1,0 +1,208 @@
+"""A node against ledgers, on a clock of its own: callers who wait, more keys than there is room for, lost trips."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
+from headgate.hybrid.ledger import Ledger
+from headgate.hybrid.member import Errand, Member, Waiter
+from headgate.hybrid.node import Node
+from headgate.hybrid.protocol import STYLES
+from headgate.rule import Rule
+
+CAPACITY = 20
+
+
+class Town:
+    """One node with one limiter, and a ledger for each key."""
+
+    def __init__(self, max_keys: int, quota: str = f"{CAPACITY}/day", policy: str = "deny") -> None:
+        self.now = 1000 * SECOND
+        self.node = Node(random.Random(1))
+        self.member = Member(
+            self.node, Rule(quota), STYLES["high"], policy, str, lambda: self.now, lambda *_: None, max_keys
+        )
+        self.ledgers: dict[str, Ledger] = {}
+        self.waiters: list[tuple[str, Waiter]] = []
+        self.local: Counter[str] = Counter()
+
+    def wait(self, key: str, op: str = "take", permits: int = 1) -> Waiter:
+        waiter = Waiter(op, permits, lambda: None)
+        self.waiters.append((key, waiter))
+        self.node.wait(self.member, key, waiter, self.now)
+        return waiter
+
+    def call(self, key: str) -> None:
+        """From the lease, or wait."""
+        made = self.member.table.try_acquire(key)
+        if made is None:
+            self.wait(key)
+        else:
+            self.local[key] += made.allowed
+
+    def gather(self) -> list[Errand]:
+        self.now += TICK
+        return self.node.gather(self.now)
+
+    def answer(self, errands: list[Errand]) -> None:
+        law, style = self.member.law, self.member.style
+        asked = [(self.ledgers.setdefault(errand.lease.key, Ledger()), errand.ask) for errand in errands]
+        replies = [ledger.sync(self.now // 1000, law, style, ask) for ledger, ask in asked]
+        self.now += MILLISECOND
+        self.node.deliver(self.now, errands, replies)
+        self.node.busy = False
+
+    def turn(self) -> None:
+        errands = self.gather()
+        if errands:
+            self.answer(errands)
+
+    def admitted(self, key: str) -> int:
+        waited = [w for k, w in self.waiters if k == key and w.op == "take" and w.result and w.result.allowed]
+        return self.local[key] + sum(waiter.permits for waiter in waited)
+
+    def check(self) -> None:
+        live = [lease.key for lease in self.member.table.leases.values()]
+        assert set(self.node.waiting) <= set(self.member.table.leases.values()), "who waits, waits for a live lease"
+        assert not set(live) & {key for _, key in self.node.leaving}, "one lease a key"
+        for key in self.ledgers:
+            assert self.admitted(key) <= CAPACITY, f"{self.admitted(key)} of {CAPACITY} for {key}"
+
+
+def test_a_lease_that_somebody_waits_for_is_not_evicted() -> None:
+    town = Town(max_keys=1)
+    for _ in range(10):
+        town.wait("x")
+    town.wait("x", "peek")  # who comes after it has the next trip
+    for _ in range(8):
+        town.wait("x")
+    town.wait("y")
+    town.wait("x")
+    for _ in range(45):
+        town.turn()
+        town.wait("x")
+        town.check()
+    assert town.admitted("x") == CAPACITY
+    assert town.admitted("y") == 1
+
+
+def test_a_lease_under_way_is_not_evicted() -> None:
+    town = Town(max_keys=1)
+    town.wait("x")
+    errands = town.gather()
+    lease = town.member.table.leases["x"]
+    town.wait("y")
+    assert town.member.table.leases["x"] is lease
+    town.answer(errands)
+    town.wait("z")
+    assert len(town.member.table.leases) <= 2, "there is room again once it has come back"
+
+
+def test_closed_while_under_way_and_used_again() -> None:
+    town = Town(max_keys=10)
+    for _ in range(3):
+        town.wait("x")
+        town.turn()
+    town.wait("x")
+    errands = town.gather()
+    lease = town.member.table.leases["x"]
+    town.node.dismiss(town.member)
+    town.wait("x")
+    assert town.member.table.leases["x"] is lease, "the one that the ledger knows"
+    town.answer(errands)
+    town.check()
+
+
+def test_closed_while_under_way_gives_everything_back() -> None:
+    town = Town(max_keys=10)
+    for _ in range(10):
+        town.wait("x")
+    errands = town.gather()
+    town.node.dismiss(town.member)
+    town.answer(errands)
+    assert town.ledgers["x"].out > 0
+    town.turn()
+    assert town.ledgers["x"].out == 0
+    assert not town.node.leaving
+
+
+def test_a_debt_survives_eviction_and_a_lost_farewell() -> None:
+    town = Town(max_keys=1, policy="allow")
+    town.wait("x")
+    town.turn()
+    town.node.fail(town.now, (), OSError("away"))
+    owed = town.wait("x").permits
+    town.wait("y")  # x leaves
+    town.now += 2 * SECOND
+    errands = town.gather()
+    for errand in errands:
+        assert errand.ask.op != "release" or errand.ask.debt == owed
+    town.wait("x")
+    town.node.fail(town.now, errands, OSError("away"))
+    for _ in range(5):
+        town.now += 2 * SECOND
+        town.turn()
+    assert town.ledgers["x"].free <= (CAPACITY - 1 - 2 * owed) * town.member.law.cost + town.member.law.room // 1000
+
+
+@pytest.mark.parametrize("max_keys", [1, 2, 3])
+def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
+    """Whatever the order of callers, trips, losses and closings: no key gets more than its capacity."""
+    for seed in range(60):
+        dice = random.Random(f"{max_keys} {seed}")
+        town = Town(max_keys)
+        away: list[Errand] = []
+        for _ in range(120):
+            event = dice.random()
+            key = dice.choice("xxxyz")
+            if event < 0.45:
+                for _ in range(dice.choice([1, 1, 4])):
+                    town.call(key)
+            elif event < 0.55:
+                town.wait(key, "peek", 0)
+            elif event < 0.57:
+                town.node.dismiss(town.member)
+            elif away:
+                if dice.random() < 0.1:  # nobody knows whether it arrived
+                    arrived = dice.random() < 0.5
+                    for errand in away if arrived else ():
+                        ledger = town.ledgers.setdefault(errand.lease.key, Ledger())
+                        ledger.sync(town.now // 1000, town.member.law, town.member.style, errand.ask)
+                    town.node.fail(town.now, away, OSError("away"))
+                    town.node.busy = False
+                    town.now += 2 * SECOND
+                else:
+                    town.answer(away)
+                away = []
+            else:
+                away = town.gather()
+            try:
+                town.check()
+            except AssertionError as error:
+                raise AssertionError(f"max_keys {max_keys}, seed {seed}") from error
+
+
+@pytest.mark.parametrize("policy", ["local", "deny"])
+def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
+    town = Town(max_keys=2, policy=policy)
+    town.wait("a")
+    town.turn()
+    town.node.fail(town.now, (), OSError("away"))
+    allowed: Counter[str] = Counter()
+    for _ in range(50):
+        for key in ("x", "y", "z"):
+            waiter = town.wait(key)
+            assert waiter.result is not None
+            allowed[key] += waiter.result.allowed
+    assert max(allowed.values(), default=0) <= 1
+    assert sum(allowed.values()) <= 2, "the table was full after two keys"
+
+
+def test_no_trust_in_a_full_table() -> None:
+    town = Town(max_keys=2)
+    granted = [bool(town.node.trust(town.member, f"k{i % 5}", 1, town.now)) for i in range(50)]
+    assert sum(granted) == 2
