@@ -233,6 +233,8 @@ class App:
         if os.getppid() != self._parent:
             logger.error("The main process is gone: this worker stops")
             signal.raise_signal(signal.SIGTERM)
+        elif self.board.header[STOPPING]:
+            signal.raise_signal(signal.SIGTERM)  # again: one that comes while granian starts is lost
 
 
 def make_store(settings: Settings) -> Store:
