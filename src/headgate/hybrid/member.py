@@ -13,6 +13,8 @@ from headgate.hybrid.protocol import Ask, Law, Reply, Style, law_of, soonest
 from headgate.hybrid.table import Table
 from headgate.rule import Rule
 
+RECALL = 1_000_000  # microseconds after which to ask again for what others hold
+
 if TYPE_CHECKING:
     from headgate.hybrid.node import Node
 
@@ -120,6 +122,8 @@ class Member:
             lease.told(now, now + wait * 1000)
             return answer(False, table.units, spare, table.over(lease, now), wait)
         missing = max(price - total, wait * law.rate)
+        if permits > 1 and price > law.room - reply.others * law.cost:
+            missing = max(missing, RECALL * law.rate)  # no refill is enough: others have to give back first
         lease.told(now, now + -(-missing // law.rate) * 1000)
         return answer(False, table.units, spare, law.room - spare, missing)
 
