@@ -493,3 +493,18 @@ else:
     raise AssertionError("it is there")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_a_reset_by_another_process_is_heard_of(redis_server: Server) -> None:
+    clock = ManualClock(1_700_000_000.0)
+    options: dict[str, Any] = {"store": f"{redis_server.url}?timeout=10", "clock": clock}
+    with HybridLimiter("10/day", **options) as here, HybridLimiter("10/day", **options) as there:
+        while here.try_acquire("k"):
+            pass
+        refused = here.try_acquire("k")
+        assert refused.retry_after > 1000, "the truth, though it is asked for again long before"
+        clock.advance(2.5)
+        assert not here.try_acquire("k"), "and what was spent is reported by now"
+        there.reset("k")
+        clock.advance(2.5)
+        assert here.try_acquire("k")

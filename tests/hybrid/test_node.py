@@ -11,7 +11,7 @@ from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.member import Errand, Member, Waiter
 from headgate.hybrid.node import Node
-from headgate.hybrid.protocol import STYLES
+from headgate.hybrid.protocol import OK, STYLES, Reply
 from headgate.rule import Rule
 
 CAPACITY = 20
@@ -206,3 +206,13 @@ def test_no_trust_in_a_full_table() -> None:
     town = Town(max_keys=2)
     granted = [bool(town.node.trust(town.member, f"k{i % 5}", 1, town.now)) for i in range(50)]
     assert sum(granted) == 2
+
+
+def test_what_others_hold_is_not_promised_soon() -> None:
+    town = Town(max_keys=2, quota="1000/second")
+    lease = town.member.enter("x", town.now)
+    free = 999 * town.member.law.cost
+    made = town.member.decide(lease, Reply(OK, free=free, others=1), 1000, False, town.now)
+    assert made.retry_after >= 1
+    alone = town.member.decide(lease, Reply(OK, free=free), 1000, False, town.now)
+    assert 0 < alone.retry_after < 0.01

@@ -28,6 +28,7 @@ MARGIN: Final = 5 * MILLISECOND  # a lease ends here before it ends there, and c
 QUICK: Final = SECOND // 20  # demand follows many calls with this time constant
 SLOW: Final = SECOND  # and few, or none, with this one
 FEW: Final = 4
+CERTAIN: Final = 2 * SECOND  # a refusal is repeated for so long without asking: somebody else may reset or refund
 
 
 class Lease:
@@ -40,6 +41,7 @@ class Lease:
         "beyond",
         "born",
         "counted_at",
+        "current",
         "debt",
         "demand",
         "denied",
@@ -53,17 +55,21 @@ class Lease:
         "home",
         "ill",
         "key",
+        "later",
         "lid",
         "low",
         "mark",
         "nodes",
         "others",
         "pause",
+        "previous",
+        "promise",
         "refund",
         "returned",
         "sent_at",
         "share",
         "slot",
+        "there",
         "ttl",
     )
 
@@ -78,6 +84,10 @@ class Lease:
         self.ends = 0  # windows: when this one is over
         self.deny_until = 0
         self.deny_from = 0  # asks of at least so many units are denied until then
+        self.later = 0  # how much longer that is likely to go on
+        self.there = 0  # units that Redis has when that is over, nobody else spending any
+        self.promise = 0  # when a caller who was refused was told to come back
+        self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
         self.lid = 0
@@ -119,6 +129,8 @@ class Lease:
         if now >= self.expires:
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
+        if law.kind == "counter" and self.promise > max(now, self.deny_until + self.later):
+            want = spare = 0  # somebody comes for several: what is leased till then would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
         give = max(self.balance // law.cost - keep, 0)
@@ -167,6 +179,7 @@ class Lease:
         self.ends = self.sent_at + reply.ends * 1000 if reply.ends else 0
         self.beyond = max(reply.free, 0)
         self.others = reply.others
+        self.current, self.previous = reply.current, reply.previous
         self.nodes = max(reply.nodes, 1)
         if ask.op == "release":
             self.lid = self.expires = 0
@@ -229,11 +242,15 @@ class Lease:
             # more is asked for than comes in: what comes in meanwhile is not lost, and is fetched in one trip.
             exact = reply.others == 0 and reply.free < law.cost
             self.due = self.sent_at + reply.wait * 1000 if exact else now + pause
-            self.deny_until = self.due
-            self.deny_from = law.cost
+            self.deny_until = now + reply.wait * 1000 if exact else self.due  # rather a trip late than in vain
+            self.deny_from = self.there = law.cost
             if reply.busy and self.due <= now + pause:
                 self.due = now + pause
                 self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
+            if law.kind == "fixed":
+                self.deny_until = min(self.deny_until, now + reply.ends * 1000)
+            if reply.nodes == 1 and self.promise > self.sent_at:
+                self.deny_until = min(self.deny_until, self.promise)  # nobody else can have taken what was promised
         else:
             self._refuse_larger(reply, ask, law)
             if ask.want:
@@ -242,6 +259,10 @@ class Lease:
             self.due = now + pause
             if ask.spare or now - self.asked_at >= IDLE:
                 self.due = self.asked_at + FORGOTTEN
+        self.later = max(self.deny_until - now - CERTAIN, 0)
+        self.deny_until -= self.later
+        if reply.wait > 0:
+            self.due = min(self.due, now + max(CERTAIN, pause))  # what is spent does not go unreported for long
         if self.balance > 0:
             if not reply.ends or self.ttl < reply.ends * 1000:  # to report is to renew
                 self.due = min(self.due, max(self.expires - self.ttl // 4, now + shortest))
@@ -259,7 +280,13 @@ class Lease:
             missing = least - reply.free - self.balance
             if missing > 0:
                 self.deny_from = least
+                self.there = least - self.balance
                 self.deny_until = self.sent_at + missing // law.rate * 1000
+
+    def told(self, now: int, until: int) -> None:
+        """A caller was refused at *now* and told to come back; of several the first counts."""
+        if self.promise <= now or until < self.promise:
+            self.promise = until
 
     def worth(self) -> bool:
         """Whether a report would say anything."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 from copy import deepcopy
 from math import ceil, floor
 
-from headgate.hybrid.protocol import BUSY, DRAINING, FULL, OK, STALE, VOID, WIDE, Ask, Law, Reply, Style, serve
+from headgate.hybrid.protocol import BUSY, DRAINING, FULL, OK, STALE, VOID, WIDE, Ask, Law, Reply, Style, serve, soonest
 
 FOREVER = 1 << 52
 STEP = 1_000_000  # a clock that is less than this behind is waited for
@@ -140,7 +140,10 @@ class Ledger:
             del self.nodes[ask.node]
         self._save(now, loaded, free)
         ends = law.period - now % law.period if law.period else 0
-        return Reply(OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, int(busy))
+        return Reply(
+            OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, int(busy),
+            self.current, self.previous,
+        )  # fmt: skip
 
     def _open(self, time: int, law: Law) -> int:
         """The time to go by; bring a state of another law or of another clock into this one."""
@@ -211,7 +214,8 @@ class Ledger:
         record = self.nodes.get(ask.node)
         own = record.out if record else 0
         ends = law.period - now % law.period if law.period else 0
-        return Reply(OK, 0, 0, own, free, free, self.out - own, len(self.nodes), 0, 0, ends)
+        others, many = self.out - own, len(self.nodes)
+        return Reply(OK, 0, 0, own, free, free, others, many, 0, 0, ends, 0, self.current, self.previous)
 
     def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool]:
         """Permits to grant, and whether the bucket is full."""
@@ -243,9 +247,7 @@ class Ledger:
         if law.kind == "bucket":
             return -((free - law.cost) // law.rate)
         elapsed = now % law.period
-        wait = law.period - elapsed
-        if law.kind == "counter" and self.previous > 0 and free < law.cost:
-            missing = law.cost - free  # units; each step frees as many as there were calls in the last window
-            steps = elapsed // law.step + -(-missing // self.previous)
-            wait = min(wait, steps * law.step - elapsed)
-        return wait
+        if law.kind == "fixed":
+            return law.period - elapsed
+        ceiling = law.room - self.previous * (law.cost - elapsed // law.step)
+        return soonest(law, elapsed, (ceiling - free) // law.cost, self.previous, 1)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headgate.decision import Decision, answer
 from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
-from headgate.hybrid.protocol import Ask, Law, Reply, Style, law_of
+from headgate.hybrid.protocol import Ask, Law, Reply, Style, law_of, soonest
 from headgate.hybrid.table import Table
 from headgate.rule import Rule
+
+RECALL = 1_000_000  # microseconds after which to ask again for what others hold
 
 if TYPE_CHECKING:
     from headgate.hybrid.node import Node
@@ -113,10 +115,24 @@ class Member:
             return answer(True, table.units, max(total, 0), table.reset(lease, now, max(total, 0)), 0)
         price = permits * law.cost
         spare = max(min(total, price - 1), 0)
-        wait = -((now - lease.deny_until) // 1000) if price >= lease.deny_from else 0  # it is refused here until then
+        until = lease.deny_until + lease.later if price >= lease.deny_from else 0  # it is refused here until then
+        wait = -((now - until) // 1000)
         if law.period:
-            return answer(False, table.units, spare, table.over(lease, now), max(wait, reply.wait) or reply.ends)
-        return answer(False, table.units, spare, law.room - spare, max(price - total, wait * law.rate))
+            wait = max(wait, self._room_in(reply, permits, lease.balance // law.cost))
+            lease.told(now, now + wait * 1000)
+            return answer(False, table.units, spare, table.over(lease, now), wait)
+        missing = max(price - total, wait * law.rate)
+        if permits > 1 and price > law.room - reply.others * law.cost:
+            missing = max(missing, RECALL * law.rate)  # no refill is enough: others have to give back first
+        lease.told(now, now + -(-missing // law.rate) * 1000)
+        return answer(False, table.units, spare, law.room - spare, missing)
+
+    def _room_in(self, reply: Reply, permits: int, own: int) -> int:
+        """Microseconds until a window has room for *permits*, if nobody spends any or gives any back."""
+        law = self.law
+        if law.kind == "fixed":
+            return reply.ends
+        return soonest(law, law.period - reply.ends, reply.current, reply.previous, permits, own)
 
     def standing(self, lease: Lease, reply: Reply, permits: int, now: int) -> Decision:
         """The answer to a peek, from a look at the ledger."""
@@ -127,7 +143,8 @@ class Member:
         after = spare - price
         if after >= 0:
             return answer(True, table.units, after, ends if law.period else law.room - after, 0)
-        return answer(False, table.units, spare, ends if law.period else law.room - spare, reply.ends or -after)
+        wait = self._room_in(reply, permits, reply.out) if law.period else -after
+        return answer(False, table.units, spare, ends if law.period else law.room - spare, wait)
 
 
 class Errand(NamedTuple):

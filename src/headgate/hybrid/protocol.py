@@ -116,6 +116,23 @@ class Reply(NamedTuple):
     pause: int = 0  # report after
     ends: int = 0  # windows: microseconds until this one is over
     busy: int = 0  # 1: more is asked for, of all nodes, than comes in
+    current: int = 0  # windows: permits used or leased in this one
+    previous: int = 0  # and in the one before
+
+
+def soonest(law: Law, elapsed: int, current: int, previous: int, permits: int, own: int = 0) -> int:
+    """Microseconds until a counter has room for *permits*, if nobody spends any; *own* of *current* can go back.
+
+    As in `headgate.algorithms.sliding_window_counter`.
+    """
+
+    def fade(count: int, free: int) -> int:
+        return min((law.cost - free * law.cost // count) * law.step, law.period) if count > 0 else 0
+
+    free = law.limit - permits
+    if current - own <= free:
+        return max(fade(previous, free - current + own) - elapsed, 0)
+    return law.period - elapsed + fade(current, free)  # what is not back by then counts as used
 
 
 def serve(before: int, cost: int, needs: tuple[tuple[int, int], ...]) -> list[int]:

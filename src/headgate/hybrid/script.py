@@ -13,7 +13,7 @@ from typing import Any
 from headgate.hybrid.protocol import BUSY, DRAINING, ERROR, FULL, WIDE, Ask, Law, Reply, Style
 from headgate.redis.lua import Eval, Lua
 
-FIELDS = 12  # of a reply
+FIELDS = 14  # of a reply
 PER_KEY = 6  # arguments of a key
 
 SYNC = Lua(
@@ -200,12 +200,14 @@ end
 local function soonest(s, law, now, free)
   if not law.windowed then return ceil((law.cost - free) / law.rate) end
   local elapsed = now % law.period
-  local wait = law.period - elapsed
-  if law.kind == 'counter' and s.previous > 0 and free < law.cost then
-    local steps = floor(elapsed / law.step) + ceil((law.cost - free) / s.previous)
-    wait = min(wait, steps * law.step - elapsed)
+  if law.kind == 'fixed' then return law.period - elapsed end
+  local function fade(count, left)
+    return count > 0 and min((law.cost - floor(left * law.cost / count)) * law.step, law.period) or 0
   end
-  return wait
+  local ceiling = law.room - s.previous * (law.cost - floor(elapsed / law.step))
+  local current, left = floor((ceiling - free) / law.cost), law.limit - 1
+  if current <= left then return max(fade(s.previous, left - current) - elapsed, 0) end
+  return law.period - elapsed + fade(current, left)
 end
 
 local function sync(key, law, style, node, ask)
@@ -219,12 +221,12 @@ local function sync(key, law, style, node, ask)
   local record = s.record
   if ask.op == 'peek' then
     local own = record and record.out or 0
-    return OK, 0, 0, own, free, free, s.out - own, s.nodes, 0, 0, ends, 0
+    return OK, 0, 0, own, free, free, s.out - own, s.nodes, 0, 0, ends, 0, s.current, s.previous
   end
 
   if record and ask.seq <= record.seq then
     save(s, law, now, loaded, free)
-    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if ask.lid > 0 and (not record or record.lid ~= ask.lid) then
     if ask.lid < s.born and s.lost == 0 then
@@ -232,7 +234,7 @@ local function sync(key, law, style, node, ask)
       free = min(free, 0)
     end
     save(s, law, now, loaded, free)
-    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if not record then
     record = {lid = now, seq = 0, out = 0, exp = 0, demand = 0, returned = 0, lease = 0, debt = 0}
@@ -298,7 +300,8 @@ local function sync(key, law, style, node, ask)
   s.changed[node] = record
   if ask.op == 'release' then drop(s, node, record) end
   save(s, law, now, loaded, free)
-  return OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, busy and 1 or 0
+  return OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, busy and 1 or 0,
+    s.current, s.previous
 end
 
 local replies = {}

@@ -15,6 +15,7 @@ from headgate.algorithms.arithmetic import times
 from headgate.decision import Decision, Denial, Units, answer
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.outage import Outage
+from headgate.hybrid.protocol import Law, soonest
 from headgate.keys import check_key
 from headgate.rule import check_permits
 
@@ -139,10 +140,25 @@ class Table:
 
     def deny(self, lease: Lease, now: int, cost: int) -> Decision:
         """The refusal of an ask for *cost* units, from what is known here."""
-        wait = -((now - lease.deny_until) // 1000)  # microseconds, rounded up
+        here = lease.balance if now < lease.expires else 0
+        until = lease.deny_until + lease.later
+        wait = -((now - until) // 1000)  # microseconds, rounded up
         if self.period == 0:
-            wait = times(wait, self.rate) + cost - lease.deny_from
-        spare = min(lease.balance + lease.beyond if now < lease.expires else lease.beyond, cost - 1)
+            wait = times(wait, self.rate)
+            short = cost - lease.there - here
+            if short > 0:
+                wait += short
+                until += times(-(-short // self.rate), 1000)
+        elif self.counter and cost > self.cost:
+            left = (lease.ends - now) // 1000
+            if left > 0:
+                law: Law = lease.home.law
+                own = here // self.cost
+                more = soonest(law, law.period - left, lease.current, lease.previous, cost // self.cost, own)
+                wait = max(wait, more)
+                until = now + times(wait, 1000)
+        lease.told(now, until)
+        spare = min(here + lease.beyond, cost - 1)
         denial = Denial()
         denial._units = self.units
         denial._spare = spare
