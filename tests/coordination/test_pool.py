@@ -21,6 +21,7 @@ from headgate.errors import HeadgateError, InvalidKey, InvalidQuota, PoolExhaust
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -298,6 +299,35 @@ def test_observe(url: str, name: str, clock: ManualClock) -> None:
     assert (members["b"].failures, members["d"].failures) == (0, 1)
     with pytest.raises(TypeError, match="status"):
         leased.observe("200")
+
+
+def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    leased.observe(SimpleNamespace(status_code=429, headers={"Retry-After": "20"}))
+    assert leased.release(cooldown=5)
+    assert pool.status().members["a"].ready_in == pytest.approx(20)
+    clock.advance(20)
+    leased = pool.acquire(timeout=0)
+    leased.observe(SimpleNamespace(status_code=401, headers={}))
+    assert leased.release()
+    assert pool.status().retired == 1
+
+
+def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, name: str, clock: ManualClock) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=30, clock=clock)
+        pool.add("a")
+        leased = pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        proxy.cut()
+        assert not leased.lost and leased.renew(), "it has time"
+        clock.advance(30)
+        assert leased.lost and not leased.renew()
+        assert not leased.release()
+        proxy.swallow_requests = False
+        pool.close()
 
 
 def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name: str, clock: ManualClock) -> None:

@@ -122,13 +122,22 @@ class Site:
         except RuntimeError:
             self.place.timers.later(0, partial(self._insist, step, until))
         else:
-            self.start(self._ainsist(step, until), loop)
+            task = self.start(self._ainsist(step, until), loop)
 
-    def start(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
+            def hand_over(task: asyncio.Task[None]) -> None:
+                if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
+                    self.place.timers.later(0, partial(self._insist, step, until))
+
+            task.add_done_callback(hand_over)
+
+    def start(
+        self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Task[None]:
         """Run *work* as a task of the running event loop that nobody waits for."""
         task = (loop or asyncio.get_running_loop()).create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _insist(self, step: Step, until: int) -> None:
         try:
