@@ -490,3 +490,23 @@ lock.ensure_held()
 def test_a_fork(redis_server: Server, name: str) -> None:
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+
+
+def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
+    holder, other = Lock(name, store=url), Lock(name, store=url)
+    assert holder.acquire()
+    loop = asyncio.new_event_loop()
+
+    async def wait_in_line() -> asyncio.Task[bool]:
+        task = asyncio.create_task(AsyncLock(name, store=url).acquire())
+        await asyncio.sleep(0.05)
+        return task
+
+    task = loop.run_until_complete(wait_in_line())
+    holder.release()
+    assert other.acquire(timeout=LONG)
+    other.release()
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

@@ -184,6 +184,16 @@ def test_one_that_is_forgotten_comes_back(url: str, name: str) -> None:
     assert pool.acquire(timeout=LONG).member == "a"
 
 
+def test_when_the_first_lease_is_over(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, lease=30, clock=clock)
+    pool.add("a")
+    pool.acquire(timeout=0)
+    clock.advance(29)
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == pytest.approx(1)
+
+
 def test_retire(url: str, name: str, clock: ManualClock) -> None:
     pool = Pool(name, store=url, clock=clock)
     pool.add("a", "b", "c")

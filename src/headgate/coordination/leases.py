@@ -113,12 +113,14 @@ class Plans:
         id = secrets.token_hex(12)
         waits = 0 if timeout == 0 else 1
         asked = under_way = False
+        wait = -1
         with turn:
             try:
                 while True:
                     pause: float | None = None  # until it is first
                     problem = None
-                    if turn.first:
+                    # who may not wait asks once, first or not: the pool knows of those who were before
+                    if turn.first or not (asked or until is None or self.clock.now() < until):
                         asked, pause = True, self.site.place.poll
                         sent, under_way = self.clock.now(), True
                         try:
@@ -136,7 +138,7 @@ class Plans:
                     if problem and (left is None or left <= 0):
                         raise problem
                     if left is not None and left <= 0:
-                        raise (yield from self._exhausted())
+                        raise (yield from self._exhausted(wait))
                     yield shorter(pause, left)
             except BaseException:
                 if asked and (waits or under_way):  # it stands in the queue, or may have got what nobody heard of
@@ -221,13 +223,11 @@ class Plans:
             verdict = Feedback("success" if error is None else "failure" if isinstance(error, Exception) else "")
         return (yield from self.settle(lease, verdict))
 
-    def _exhausted(self) -> Plan[PoolExhausted]:
+    def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
+        """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""
         status = yield from self.status()
-        waits = [member.ready_in for member in status.members.values() if member.ready_in is not None]
         reasons = {reason: getattr(status, reason) for reason in _REASONS}
-        if status.leased:
-            waits.append(self.lease)  # whoever died gives it back by then
-        return PoolExhausted(self.site.name, min(waits, default=None), reasons)
+        return PoolExhausted(self.site.name, wait / MICROSECONDS if wait > 0 else None, reasons)
 
     def _step(self, op: str, id: str, *arguments: str | int) -> Step:
         return Step(op, (id, *self.rules, *arguments))
@@ -264,6 +264,10 @@ class Leased:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = of_response(response)
         return verdict
+
+    def excuse(self) -> None:
+        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
+        self._lease.feedback = Feedback("")
 
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
@@ -304,6 +308,10 @@ class AsyncLeased:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = of_response(response)
         return verdict
+
+    def excuse(self) -> None:
+        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
+        self._lease.feedback = Feedback("")
 
     async def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""

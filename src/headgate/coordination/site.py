@@ -43,9 +43,11 @@ def shorter(pause: float | None, left: float | None) -> Pause:
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
-    def __init__(self, site: Site, who: str, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
+    ) -> None:
         self._site = site
-        self._standing = Standing(about(site.channel, who), wake)
+        self._standing = Standing(about(site.channel, who), wake, runs)
         self._listens = False
 
     def __enter__(self) -> Turn:
@@ -113,7 +115,8 @@ class Site:
             wake.clear()
             return None
 
-        return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)
+        loop = asyncio.get_running_loop()
+        return await arun(plan(Turn(self, who, partial(_set, loop, wake), loop.is_running)), answer)
 
     def insist(self, step: Step, until: int) -> None:
         """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
