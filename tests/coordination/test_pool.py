@@ -242,6 +242,21 @@ def test_who_only_looks_need_not_know_the_rules(url: str, name: str, clock: Manu
         looks.acquire(timeout=0)
 
 
+def test_rules_that_change(url: str, name: str, clock: ManualClock) -> None:
+    """Count for those who are there, and are not changed by one who gives none."""
+    plain = Pool(name, store=url, clock=clock)
+    plain.add("a")
+    plain.acquire(timeout=0)
+    roomy = Pool(name, store=url, slots=2, quota="3/10 minutes", clock=clock)
+    roomy.add("a")
+    assert roomy.acquire(timeout=0).release()
+    plain.add("b")
+    assert [use(plain) for _ in range(4)] == ["a", "b", "b", "b"]
+    with pytest.raises(PoolExhausted):
+        plain.acquire(timeout=0)
+    assert plain.status().limited == 2
+
+
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
     pool = Pool(name, store=url, quota=["2/second", "3/minute"], clock=clock)
     pool.add("a")
