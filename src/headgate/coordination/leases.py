@@ -66,6 +66,7 @@ class Lease:
         self.member = member
         self.until = until  # by our own clock, a little before it ends in the store
         self.feedback: Feedback | None = None
+        self.excused = False
         self.over = False
         self.lost = False
         self.process = os.getpid()
@@ -220,7 +221,8 @@ class Plans:
         """
         verdict = lease.feedback
         if verdict is None:
-            verdict = Feedback("success" if error is None else "failure" if isinstance(error, Exception) else "")
+            blamed = isinstance(error, Exception) and not lease.excused
+            verdict = Feedback("success" if error is None else "failure" if blamed else "")
         return (yield from self.settle(lease, verdict))
 
     def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
@@ -267,7 +269,7 @@ class Leased:
 
     def excuse(self) -> None:
         """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
-        self._lease.feedback = Feedback("")
+        self._lease.excused = True
 
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
@@ -311,7 +313,7 @@ class AsyncLeased:
 
     def excuse(self) -> None:
         """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
-        self._lease.feedback = Feedback("")
+        self._lease.excused = True
 
     async def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""

@@ -127,11 +127,19 @@ class Site:
         else:
             task = self.start(self._ainsist(step, until), loop)
 
-            def hand_over(task: asyncio.Task[None]) -> None:
+            def watch() -> None:  # a loop that ends may just forget what was begun while it ended
+                if loop.is_closed():
+                    self._insist(step, until)
+                elif not task.done():
+                    watching[0] = self.place.timers.later(INSIST_EVERY, watch)
+
+            def done(task: asyncio.Task[None]) -> None:
+                watching[0].cancel()
                 if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
                     self.place.timers.later(0, partial(self._insist, step, until))
 
-            task.add_done_callback(hand_over)
+            watching = [self.place.timers.later(INSIST_EVERY, watch)]
+            task.add_done_callback(done)
 
     def start(
         self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
@@ -143,6 +151,10 @@ class Site:
         return task
 
     def _insist(self, step: Step, until: int) -> None:
+        try:
+            self.place.check(tasks=False)
+        except TypeError:
+            return  # a client that only an event loop can use, and that has ended
         try:
             self.place.step(self.machine, self.name, step)
         except StoreUnavailable:
