@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Generator
 
 from headgate.clock import MICROSECONDS, Clock
@@ -28,12 +28,15 @@ Wait = Generator[Ask | float | None, Decision, Decision]
 
 
 class Place:
-    """A place in a line. *wake* ends the sleep of whoever holds it; it is called from any thread."""
+    """A place in a line. *wake* ends the sleep of whoever holds it; it is called from any thread.
 
-    def __init__(self, key: str, wake: Callable[[], object]) -> None:
+    *runs* says if whoever holds it can act: one in an event loop that stands still must not stop the others.
+    """
+
+    def __init__(self, key: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None) -> None:
         self.key = key
         self.wake = wake
-        self.left = False
+        self.runs = runs
 
 
 class Line:
@@ -41,21 +44,20 @@ class Line:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
-        self._places: dict[str, deque[Place]] = {}
+        self._places: dict[str, OrderedDict[Place, None]] = {}
 
     def join(self, place: Place) -> None:
         with self._lock:
-            self._places.setdefault(place.key, deque()).append(place)
+            self._places.setdefault(place.key, OrderedDict())[place] = None
 
     def is_first(self, place: Place) -> bool:
-        return self._places[place.key][0] is place
+        with self._lock:
+            return self._first(place.key) is place
 
     def leave(self, place: Place) -> None:
         with self._lock:
-            place.left = True
             places = self._places[place.key]
-            while places and places[0].left:
-                places.popleft()
+            del places[place]
             if not places:
                 del self._places[place.key]
         self.wake(place.key)
@@ -63,10 +65,15 @@ class Line:
     def wake(self, key: str) -> None:
         """Let the first of *key*'s line ask again: something may have changed."""
         with self._lock:
-            places = self._places.get(key)
-            first = places[0] if places else None
+            first = self._first(key)
         if first:
             first.wake()
+
+    def _first(self, key: str) -> Place | None:
+        for place in self._places.get(key, ()):
+            if place.runs is None or place.runs():
+                return place
+        return None
 
 
 def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wait:

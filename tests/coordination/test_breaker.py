@@ -383,3 +383,81 @@ def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Excepti
 
 def test_the_tree() -> None:
     assert issubclass(CircuitOpen, HeadgateError)
+
+
+def test_fewer_successes_are_asked_for_while_it_is_half_open(url: str, name: str, clock: ManualClock) -> None:
+    before = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=3, clock=clock)
+    before.record_failure()
+    clock.advance(10)
+    with before:
+        pass
+    assert before.state == "HALF_OPEN"
+    after = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=1, clock=clock)
+    with after:
+        pass
+    assert after.state == "CLOSED"
+
+
+def test_reset_forgets_the_rate_too(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, rate=0.5, min_calls=4, clock=clock)
+    for _ in range(3):
+        breaker.record_failure()
+    breaker.reset()
+    breaker.record_failure()
+    assert breaker.state == "CLOSED"
+
+
+def test_a_rate_is_not_swept_away(name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, rate=0.5, min_calls=20, clock=clock)
+    other = CircuitBreaker(name + "'", clock=clock)
+    for _ in range(19):
+        breaker.record_failure()
+    for _ in range(1100):
+        assert other.state == "CLOSED"
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+
+
+def test_left_in_another_thread(url: str, name: str) -> None:
+    breaker = CircuitBreaker(name, store=url, failures=1)
+    thread = threading.Thread(target=breaker.__enter__)
+    thread.start()
+    thread.join()
+    breaker.__exit__(OSError, OSError(), None)
+    assert breaker.state == "OPEN"
+    with pytest.raises(RuntimeError, match="left"):
+        breaker.__exit__(None, None, None)
+
+
+def test_what_was_learned_alone_ends_with_the_outage(mortal_server: Server, name: str) -> None:
+    breaker = CircuitBreaker(name, store=f"{mortal_server.url}?timeout=1", failures=2)
+    breaker.record_success()
+    mortal_server.kill()
+    breaker.record_failure()
+    breaker.record_failure()
+    assert breaker.state == "OPEN"
+    mortal_server.restart()
+    wait_until(lambda: breaker.state == "CLOSED", "Redis answers")
+    mortal_server.kill()
+    with breaker:
+        pass  # refused, it would be CircuitOpen
+
+
+def test_an_ignore_that_fails_hides_nothing(name: str) -> None:
+    breaker = CircuitBreaker(name, failures=1, ignore=lambda error: bool(1 / 0))
+    with pytest.raises(KeyError), breaker:
+        raise KeyError
+    assert breaker.state == "OPEN"
+
+
+async def test_a_function_that_is_not_async(name: str) -> None:
+    breaker = AsyncCircuitBreaker(name, failures=1)
+    with pytest.raises(TypeError, match="async function"):
+        await breaker.call(lambda: 5)  # type: ignore[arg-type,return-value]  # what is tested
+    assert await breaker.state == "CLOSED"
+
+
+@pytest.mark.parametrize("options", [{"ignore": int}, {"ignore": (5,)}, {"on_change": 5}], ids=repr)
+def test_bad_functions(options: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        CircuitBreaker("b", **options)

@@ -16,10 +16,11 @@ import requests
 from headgate.clients import retries
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
-from headgate.clients.retries import Retries, header
+from headgate.clients.retries import Origins, Retries, header
 from headgate.coordination import AsyncPool, Pool
 from headgate.coordination.feedback import Feedback
 from headgate.errors import PoolExhausted
+from tests.faults.clusters import wait_until
 from tests.servers import free_port
 
 Answer = tuple[int, dict[str, str]]
@@ -31,6 +32,7 @@ class Site:
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, str, str, bytes]] = []  # when, method, token, body
+        self.keys: list[str] = []
         self.answer: Callable[[str], Answer] = lambda token: (200, {})
         site = self
 
@@ -41,6 +43,7 @@ class Site:
                 token = self.headers.get("Authorization", "").removeprefix("Bearer ")
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 site.seen.append((time.monotonic(), self.command, token, body))
+                site.keys.append(self.headers.get("X-Api-Key", ""))
                 status, headers = site.answer(token)
                 self.send_response(status)
                 for name, value in (headers | {"Content-Length": "2"}).items():
@@ -205,6 +208,98 @@ def test_failures_count_for_the_members_breaker(site: Site, name: str) -> None:
         assert client.get(site.url).status_code == 500
     assert len(site.seen) == 2
     assert pool.status().open == 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_members_go_nowhere_else(client: str, given: bool, site: Site, name: str) -> None:
+    """Not even where a redirect leads; and whoever is there cannot retire them."""
+    pool, elsewhere = Pool(name), Site()
+    pool.add("a", "b")
+    elsewhere.answer = lambda token: (401, {})
+    there = elsewhere.url.replace("127.0.0.1", "localhost")
+    site.answer = lambda token: (302, {"Location": there})
+    key = header("X-Api-Key")
+    origins = site.url if given else None
+
+    def both(request: Any, member: str) -> None:
+        BEARER(request, member)
+        key(request, member)
+
+    try:
+        if client == "requests":
+            with requests.Session() as session:
+                session.mount("http://", PoolAdapter(pool, both, origins=origins))
+                assert session.get(site.url, timeout=20).status_code == 401
+        elif client == "httpx":
+            with httpx.Client(transport=PoolTransport(pool, both, origins=origins), follow_redirects=True) as plain:
+                assert plain.get(site.url).status_code == 401
+        else:
+
+            async def run() -> int:
+                transport = AsyncPoolTransport(AsyncPool(name), both, origins=origins)
+                async with httpx.AsyncClient(transport=transport, follow_redirects=True) as tasks:
+                    return (await tasks.get(site.url)).status_code
+
+            assert asyncio.run(run()) == 401
+    finally:
+        elsewhere.stop()
+    assert site.tokens == ["a"] and elsewhere.tokens == [""] and elsewhere.keys == [""]
+    assert pool.status().ready == 2
+
+
+def test_origins() -> None:
+    assert "https://a.example/x" in Origins(["https://a.example"])
+    assert "https://a.example:443/" in Origins("https://a.example/")
+    assert "http://a.example/" not in Origins("https://a.example")
+    assert "https://b.example/" in Origins("*")
+    first = Origins(None)
+    assert "https://a.example/1" in first and "https://b.example/" not in first and "https://a.example/2" in first
+    with pytest.raises(ValueError, match="origin"):
+        Origins("a.example")
+
+
+@pytest.mark.parametrize("status", [401, 429])
+def test_nobody_waits_for_nothing(client: str, status: int, site: Site, name: str) -> None:
+    """Whoever could answer is retired, or not to be had in the time that is left."""
+    Pool(name).add("a")
+    site.answer = lambda token: (status, {"Retry-After": "600"})
+    begun = time.monotonic()
+    assert ask(client, name, site.url, most=Retries(timeout=120)).status_code == status
+    assert time.monotonic() - begun < 60
+
+
+def test_errors_of_the_caller_are_not_the_members(name: str) -> None:
+    pool = Pool(name, failures=1)
+    pool.add("a")
+
+    def refuse(request: Any, member: str) -> None:
+        raise KeyError(member)
+
+    with httpx.Client(transport=PoolTransport(pool, BEARER)) as client, pytest.raises(httpx.UnsupportedProtocol):
+        client.get("ftp://127.0.0.1/")
+    with httpx.Client(transport=PoolTransport(pool, refuse)) as client, pytest.raises(KeyError):
+        client.get("http://127.0.0.1/")
+    with requests.Session() as session:
+        session.mount("http://", PoolAdapter(pool, refuse))
+        with pytest.raises(KeyError):
+            session.get("http://127.0.0.1/", timeout=20)
+    assert pool.status().ready == 1
+
+
+async def test_a_client_that_is_cancelled_keeps_no_connection(site: Site, name: str) -> None:
+    pool = AsyncPool(name)
+    await pool.add("a")
+    site.answer = lambda token: (429, {"Retry-After": "30"}) if token == "a" else (200, {})
+    inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
+    transport = AsyncPoolTransport(pool, BEARER, transport=inner)
+    async with httpx.AsyncClient(transport=transport, timeout=20) as client:
+        task = asyncio.create_task(client.get(site.url))
+        watch = Pool(name)
+        await asyncio.to_thread(wait_until, lambda: watch.status().waiting == 1, "it waits, with an answer at hand")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await pool.add("b")
+        assert (await client.get(site.url)).status_code == 200
 
 
 def test_secrets_stay_here(site: Site, name: str) -> None:

@@ -1,5 +1,7 @@
 """What an HTTP answer says, in every way in which servers say it."""
 
+import time
+
 import pytest
 
 from headgate.coordination.feedback import LONGEST, TOO_MANY, Feedback, feedback
@@ -25,7 +27,11 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
     (429, {"Retry-After": "-5"}, "", TOO_MANY, False),
     (429, {"Retry-After": "9" * 40}, "", LONGEST, False),
     (429, {"Retry-After": IN_A_MINUTE, "Date": DATE}, "", 60, False),
-    (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", TOO_MANY, False),
+    (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", 0, False),
+    (429, {"Retry-After": "0"}, "", 0, False),
+    (503, {"Retry-After": "Sun Nov  6 08:50:37 1994", "Date": DATE}, "failure", 60, False),  # of no zone: UTC
+    (200, {"RateLimit": "limit=10, remaining=0, reset=30"}, "success", 30, False),
+    (200, {"RateLimit": "limit=10, remaining=1, reset=30"}, "success", 0, False),
     (403, {"Retry-After": "60"}, "success", 60, False),
     (200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}, "success", 30, False),
     (200, {"X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "30"}, "success", 0, False),
@@ -44,9 +50,26 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
         60,
         False,
     ),
+    (
+        200,
+        {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "2000000060000", "Date": "Wed, 18 May 2033 03:33:20 GMT"},
+        "success",
+        60,
+        False,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("status", "headers", "outcome", "cooldown", "retire"), ROWS, ids=repr)
 def test_rows(status: int, headers: dict[str, str], outcome: str, cooldown: float, retire: bool) -> None:
     assert feedback(status, headers) == Feedback(outcome, cooldown, retire)
+
+
+def test_the_time_zone_of_this_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert feedback(503, {"Retry-After": "Sun Nov  6 08:50:37 1994", "Date": DATE}).cooldown == 60
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -129,6 +129,62 @@ def test_released_by_another_thread(url: str, name: str) -> None:
     assert not lock.held and not lock.release()
 
 
+def test_who_has_it_not_cannot_release_it(url: str, name: str) -> None:
+    """One who tried in vain, or has released it, speaks for nobody else who uses the same object."""
+    lock, inside, leave = Lock(name, store=url), threading.Event(), threading.Event()
+    assert lock.acquire()
+    seen: list[bool] = []
+
+    def try_in_vain() -> None:
+        seen.extend([lock.acquire(timeout=0), lock.held, lock.release()])
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+
+    def hold() -> None:
+        with lock:
+            inside.set()
+            assert leave.wait(LONG)
+            seen.append(lock.held)
+
+    thread = threading.Thread(target=try_in_vain)
+    thread.start()
+    thread.join()
+    assert seen == [False, False, False] and lock.held
+    assert lock.release()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(LONG)
+    assert not lock.held and not lock.release()
+    assert not Lock(name, store=url).acquire(timeout=0), "it was released by one who had released it before"
+    leave.set()
+    thread.join()
+    assert seen[3:] == [True]
+
+
+async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock) -> None:
+    """`asyncio.wait_for` may acquire it in a task of its own."""
+    lock = AsyncLock(name, ttl=10, max_hold=5, clock=clock)
+    lost = asyncio.Event()
+
+    async def one() -> list[bool]:
+        await asyncio.wait_for(lock.acquire(), LONG)
+        clock.advance(11)
+        lost.set()
+        await taken.wait()
+        return [lock.held, await lock.release()]
+
+    async def other() -> list[bool]:
+        await lost.wait()
+        granted = await asyncio.wait_for(lock.acquire(timeout=0), LONG)
+        taken.set()
+        seen = await first
+        return [granted, lock.held, await lock.release(), *seen]
+
+    taken = asyncio.Event()
+    first = asyncio.create_task(one())
+    assert await other() == [True, True, True, False, False]
+
+
 def test_who_waits_is_woken(url: str, name: str) -> None:
     """By the release: the timer alone would take a second."""
     holder, waiter = Lock(name, store=url), Lock(name, store=url)
@@ -434,3 +490,23 @@ lock.ensure_held()
 def test_a_fork(redis_server: Server, name: str) -> None:
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+
+
+def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
+    holder, other = Lock(name, store=url), Lock(name, store=url)
+    assert holder.acquire()
+    loop = asyncio.new_event_loop()
+
+    async def wait_in_line() -> asyncio.Task[bool]:
+        task = asyncio.create_task(AsyncLock(name, store=url).acquire())
+        await asyncio.sleep(0.05)
+        return task
+
+    task = loop.run_until_complete(wait_in_line())
+    holder.release()
+    assert other.acquire(timeout=LONG)
+    other.release()
+    task.cancel()
+    loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

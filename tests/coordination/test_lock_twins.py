@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.machines.lock import MACHINE
+from headgate.clock import MICROSECONDS
+from headgate.coordination.machines.lock import GONE, MACHINE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 
@@ -20,10 +21,9 @@ class LockTwins(Twins):
         return [*answer[:2], answer[2] > 0] if len(answer) == 3 else answer
 
     def expire(self) -> None:
-        """All that lives for a TTL ends; only the counter stays."""
-        self.clock.advance(TTL / 1000)
-        lock, _, gone = self.machine.keys(self.name)
-        self.server.client().delete(lock, gone)
+        """The holder's time is over, and who released it is forgotten; only the counter stays."""
+        self.clock.advance(GONE / MICROSECONDS)
+        self.server.client().delete(self.machine.keys(self.name)[0])
 
     def forget_the_counter(self) -> None:
         self.memory._states[("lock", self.name)].last = 0

@@ -5,6 +5,7 @@ to every step. Memory hears every step once: equal answers mean that nothing was
 """
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -311,6 +312,67 @@ async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -
         await queue.aclose()
 
 
+async def test_pool_cancelled_in_mid_try(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool, direct = AsyncPool(name, store=through(proxy)), AsyncPool(name, store=redis_server.patient_url)
+        await pool.add("a")
+        proxy.delay = 0.2
+        task = asyncio.ensure_future(pool.acquire(timeout=0))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        proxy.delay = 0
+        async with direct.acquire(timeout=10) as leased:
+            assert leased.member == "a"
+        await pool.aclose()
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_server: Server, name: str) -> None:
+    """What was under way is undone by a thread: the loop cancels its tasks before they have begun."""
+    direct = Pool(name, store=redis_server.patient_url)
+    direct.add("a")
+    queue, lock = WaitQueue(name, store=redis_server.patient_url), Lock(name, store=redis_server.patient_url)
+    queue.enqueue("first")
+    with FaultyProxy(redis_server.port) as proxy:
+
+        async def take() -> None:
+            await AsyncPool(name, store=through(proxy)).acquire(timeout=10)
+
+        async def end_amid(work: Any) -> None:
+            proxy.delay = 0
+            await AsyncWaitQueue(name, store=through(proxy)).size()
+            proxy.delay = 0.2
+            task = asyncio.ensure_future(work())
+            await asyncio.sleep(0.1)
+            if cancels:
+                task.cancel()
+                await task  # else the loop does so while it ends
+
+        for work in (
+            AsyncLock(name, store=through(proxy)).acquire,
+            take,
+            AsyncWaitQueue(name, store=through(proxy)).dequeue,
+        ):
+            with pytest.raises(asyncio.CancelledError) if cancels else nullcontext():
+                asyncio.run(end_amid(work))
+        proxy.delay = 0
+        assert lock.acquire(timeout=10)
+        assert direct.acquire(timeout=10).member == "a"
+        assert queue.dequeue(timeout=10) == "first"
+        lock.release()
+
+
+def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: Server) -> None:
+    twins = Twins(QUEUE, redis_server)
+    line = QUEUE.keys(twins.name)[0]
+    twins.step("enqueue", "1", "a", 3600 * SECOND, 0, 0)
+    twins.step("dequeue", "2", "", SECOND, 0, 0)
+    twins.step("undo", "2", "", SECOND, 0, 0)
+    assert redis_server.client().pttl(line) > 3_000_000
+    twins.close()
+
+
 # What is asked, and its answer; then others go on; then the first request comes once more, late, and changes nothing.
 LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
     "lock": [
@@ -318,6 +380,11 @@ LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
         (("release", "a", TTL), [1]),
         (("acquire", "a", TTL, ""), [-1]),
         (("acquire", "b", TTL, ""), [1]),
+        (("release", "c", TTL), [0]),
+        (("release", "b", TTL), [1]),
+        (("acquire", "a", TTL, ""), [-1]),
+        (("acquire", "c", TTL, ""), [-1]),
+        (("release", "a", TTL), [1]),
     ],
     "pool": [
         (("add", "", *POOL_RULES, "m"), [1]),

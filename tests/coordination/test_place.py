@@ -19,6 +19,7 @@ from headgate.coordination import (
     Pool,
     WaitQueue,
 )
+from headgate.coordination.place import place_of
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
@@ -119,3 +120,12 @@ def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
     timer.join()
     assert waiter.release()
     waiter.close()
+
+
+def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
+    one, other = (place_of(f"{redis_server.url}?timeout={seconds}", None) for seconds in (10, 11))
+    hangs, done = threading.Event(), threading.Event()
+    one.timers.later(0, lambda: hangs.wait(20))
+    other.timers.later(0, done.set)
+    assert done.wait(20) and not hangs.is_set()
+    hangs.set()

@@ -21,6 +21,7 @@ from headgate.errors import HeadgateError, InvalidKey, InvalidQuota, PoolExhaust
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -183,6 +184,16 @@ def test_one_that_is_forgotten_comes_back(url: str, name: str) -> None:
     assert pool.acquire(timeout=LONG).member == "a"
 
 
+def test_when_the_first_lease_is_over(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, lease=30, clock=clock)
+    pool.add("a")
+    pool.acquire(timeout=0)
+    clock.advance(29)
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    assert caught.value.retry_after == pytest.approx(1)
+
+
 def test_retire(url: str, name: str, clock: ManualClock) -> None:
     pool = Pool(name, store=url, clock=clock)
     pool.add("a", "b", "c")
@@ -229,6 +240,21 @@ def test_who_only_looks_need_not_know_the_rules(url: str, name: str, clock: Manu
     assert looks.status().limited == 1
     with pytest.raises(PoolExhausted):
         looks.acquire(timeout=0)
+
+
+def test_rules_that_change(url: str, name: str, clock: ManualClock) -> None:
+    """Count for those who are there, and are not changed by one who gives none."""
+    plain = Pool(name, store=url, clock=clock)
+    plain.add("a")
+    plain.acquire(timeout=0)
+    roomy = Pool(name, store=url, slots=2, quota="3/10 minutes", clock=clock)
+    roomy.add("a")
+    assert roomy.acquire(timeout=0).release()
+    plain.add("b")
+    assert [use(plain) for _ in range(4)] == ["a", "b", "b", "b"]
+    with pytest.raises(PoolExhausted):
+        plain.acquire(timeout=0)
+    assert plain.status().limited == 2
 
 
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
@@ -298,6 +324,35 @@ def test_observe(url: str, name: str, clock: ManualClock) -> None:
     assert (members["b"].failures, members["d"].failures) == (0, 1)
     with pytest.raises(TypeError, match="status"):
         leased.observe("200")
+
+
+def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock: ManualClock) -> None:
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    leased.observe(SimpleNamespace(status_code=429, headers={"Retry-After": "20"}))
+    assert leased.release(cooldown=5)
+    assert pool.status().members["a"].ready_in == pytest.approx(20)
+    clock.advance(20)
+    leased = pool.acquire(timeout=0)
+    leased.observe(SimpleNamespace(status_code=401, headers={}))
+    assert leased.release()
+    assert pool.status().retired == 1
+
+
+def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, name: str, clock: ManualClock) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=30, clock=clock)
+        pool.add("a")
+        leased = pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        proxy.cut()
+        assert not leased.lost and leased.renew(), "it has time"
+        clock.advance(30)
+        assert leased.lost and not leased.renew()
+        assert not leased.release()
+        proxy.swallow_requests = False
+        pool.close()
 
 
 def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name: str, clock: ManualClock) -> None:

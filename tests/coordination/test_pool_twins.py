@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.coordination.machines.pool import MACHINE
+from headgate.coordination.machines.pool import PLAIN as GIVEN_NONE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 
@@ -74,3 +75,29 @@ def test_every_trace(redis_server: Server) -> None:
         twins.close()
 
     check()
+
+
+def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
+    """Each change of a table, in one pool, with members ready, in use, at their quota and broken."""
+    twins = Twins(MACHINE, redis_server)
+
+    table = [
+        GIVEN_NONE,
+        "1,2,9000000,2,2,60000000",
+        "3,2,9000000,1",
+        GIVEN_NONE,
+        "2,0,9000000,1,1,60000000",
+        "1,1,9000000,3",
+    ]
+    for number, rules in enumerate(table * 2):
+        common = (5 * SECOND, 2 * SECOND, rules)
+        twins.step("add", "", *common, f"m{number % 4}", times=2)
+        twins.step("status", "", *common)
+        for turn in range(4):
+            id = f"{number}.{turn}"
+            twins.step("acquire", id, *common, 0)
+            if turn:
+                twins.step("settle", id, *common, "failure" if turn == 2 else "success", turn * SECOND, 0, 1)
+            twins.step("status", "", *common)
+        twins.clock.advance(2 * number)
+    twins.close()

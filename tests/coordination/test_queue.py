@@ -17,6 +17,7 @@ from headgate.coordination import AsyncWaitQueue, WaitQueue
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -241,3 +242,33 @@ def test_bad_calls(url: str, name: str) -> None:
         queue.dequeue(timeout=-1)
     assert len(queue) == 0
     assert issubclass(QueueFull, HeadgateError)
+
+
+def test_who_may_not_wait_asks_though_another_waits(url: str, name: str) -> None:
+    queue = WaitQueue(name, store=url)
+    thread = threading.Thread(target=queue.dequeue, args=(LONG,))
+    thread.start()
+    line = queue._plans.site.place.line
+    wait_until(lambda: len(line._places.get(queue._plans.site.channel, ())) == 1, "it waits")
+    for _ in range(50):
+        assert queue.dequeue(timeout=0) is None
+    assert len(line._places[queue._plans.site.channel]) == 1, "places of those who left are kept"
+    queue.enqueue("1")
+    thread.join()
+
+
+async def test_cancelled_while_it_joins_the_line(redis_server: Server, name: str) -> None:
+    direct = WaitQueue(name, store=redis_server.patient_url)
+    with FaultyProxy(redis_server.port) as proxy:
+        queue = AsyncWaitQueue(name, store=f"{proxy.url}?timeout=10")
+        assert await queue.size() == 0
+        proxy.delay = 0.2
+        task = asyncio.create_task(queue.wait("ghost"))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        calls = f"token_queue:{{{name}}}:calls"
+        client = redis_server.client()
+        await asyncio.to_thread(wait_until, lambda: client.zcard(calls) == 2, "it joined, and was taken out")
+        await asyncio.to_thread(wait_until, lambda: len(direct) == 0, "no ghost waits")
+        await queue.aclose()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 try:
@@ -20,8 +21,9 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Retries, Send, Take, Wait, deliver, header
+from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, deliver, header
 from headgate.coordination.feedback import Feedback
+from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.pool import AsyncPool, Pool
 from headgate.plan import arun, run
 
@@ -33,6 +35,17 @@ def _repeatable(request: httpx.Request) -> bool:
     return isinstance(request.stream, httpx.ByteStream)
 
 
+def _copy(request: httpx.Request) -> httpx.Request:
+    """To write the member into: what follows a redirect takes over the headers of the request as it was."""
+    return httpx.Request(
+        request.method, request.url, headers=request.headers, stream=request.stream, extensions=request.extensions
+    )
+
+
+# No fault of the member's: nothing was sent.
+_OURS = (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.PoolTimeout)
+
+
 class PoolTransport(httpx.BaseTransport):
     """For `httpx.Client`.
 
@@ -40,6 +53,8 @@ class PoolTransport(httpx.BaseTransport):
     authorize  called with the request and the member before each attempt; see `header`
     transport  what sends the request; the usual one if not given
     retries    how often and how long to try
+    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to others, to
+               which a redirect may lead, go out without a member. ``"*"``: members are for all servers
     """
 
     def __init__(
@@ -49,29 +64,48 @@ class PoolTransport(httpx.BaseTransport):
         *,
         transport: httpx.BaseTransport | None = None,
         retries: Retries | None = None,
+        origins: str | Iterable[str] | None = None,
     ) -> None:
         self._pool = pool
         self._authorize = authorize
         self._inner = transport or httpx.HTTPTransport()
         self._retries = retries or Retries()
+        self._origins = Origins(origins)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url not in self._origins:
+            return self._inner.handle_request(request)
+
         def answer(wish: Take | Send | Drop | Wait) -> Any:
             if isinstance(wish, Take):
                 return self._pool.acquire(timeout=wish.timeout)
             if isinstance(wish, Send):
-                with wish.leased as leased:
-                    self._authorize(request, leased.member)
-                    try:
-                        response = self._inner.handle_request(request)
-                    except httpx.TransportError as error:
-                        leased.release(failed=True)
-                        return error, Feedback("failure")
-                    return response, leased.observe(response)
+                return self._send(request, wish.leased)
             return wish.response.close() if isinstance(wish, Drop) else time.sleep(wish.seconds)
 
         response: httpx.Response = run(deliver(self._retries, request.method, _repeatable(request)), answer)
         return response
+
+    def _send(self, request: httpx.Request, lease: Leased) -> tuple[httpx.Response | Exception, Feedback]:
+        response = None
+        try:
+            with lease as leased:
+                leased.excuse()
+                mine = _copy(request)
+                self._authorize(mine, leased.member)
+                try:
+                    response = self._inner.handle_request(mine)
+                except _OURS:
+                    raise
+                except httpx.TransportError as error:
+                    leased.release(failed=True)
+                    return error, Feedback("failure")
+                verdict = leased.observe(response)
+        except BaseException:
+            if response is not None:
+                response.close()
+            raise
+        return response, verdict
 
     def close(self) -> None:
         self._inner.close()
@@ -87,29 +121,48 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         retries: Retries | None = None,
+        origins: str | Iterable[str] | None = None,
     ) -> None:
         self._pool = pool
         self._authorize = authorize
         self._inner = transport or httpx.AsyncHTTPTransport()
         self._retries = retries or Retries()
+        self._origins = Origins(origins)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url not in self._origins:
+            return await self._inner.handle_async_request(request)
+
         async def answer(wish: Take | Send | Drop | Wait) -> Any:
             if isinstance(wish, Take):
                 return await self._pool.acquire(timeout=wish.timeout)
             if isinstance(wish, Send):
-                async with wish.leased as leased:
-                    self._authorize(request, leased.member)
-                    try:
-                        response = await self._inner.handle_async_request(request)
-                    except httpx.TransportError as error:
-                        await leased.release(failed=True)
-                        return error, Feedback("failure")
-                    return response, leased.observe(response)
+                return await self._send(request, wish.leased)
             return await (wish.response.aclose() if isinstance(wish, Drop) else asyncio.sleep(wish.seconds))
 
         response: httpx.Response = await arun(deliver(self._retries, request.method, _repeatable(request)), answer)
         return response
+
+    async def _send(self, request: httpx.Request, lease: AsyncLeased) -> tuple[httpx.Response | Exception, Feedback]:
+        response = None
+        try:
+            async with lease as leased:
+                leased.excuse()
+                mine = _copy(request)
+                self._authorize(mine, leased.member)
+                try:
+                    response = await self._inner.handle_async_request(mine)
+                except _OURS:
+                    raise
+                except httpx.TransportError as error:
+                    await leased.release(failed=True)
+                    return error, Feedback("failure")
+                verdict = leased.observe(response)
+        except BaseException:
+            if response is not None:
+                await response.aclose()
+            raise
+        return response, verdict
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -9,6 +9,7 @@ The member is the request's until the head of the answer has come. Raises `PoolE
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 try:
@@ -17,8 +18,9 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.requests needs requests: pip install 'headgate[requests]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Retries, Send, Take, Wait, deliver, header
+from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, deliver, header
 from headgate.coordination.feedback import Feedback
+from headgate.coordination.leases import Leased
 from headgate.coordination.pool import Pool
 from headgate.plan import run
 
@@ -31,30 +33,59 @@ class PoolAdapter(HTTPAdapter):
     pool       where members come from
     authorize  called with the prepared request and the member before each attempt; see `header`
     retries    how often and how long to try
+    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to others, to
+               which a redirect may lead, go out without a member. ``"*"``: members are for all servers
     options    of requests' own adapter (pool_connections, pool_maxsize, ...)
     """
 
-    def __init__(self, pool: Pool, authorize: Authorize, *, retries: Retries | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        authorize: Authorize,
+        *,
+        retries: Retries | None = None,
+        origins: str | Iterable[str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self._members = pool
         self._authorize = authorize
         self._retries = retries or Retries()
+        self._origins = Origins(origins)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
+        if request.url not in self._origins:
+            return super().send(request, *args, **kwargs)
+
         def answer(wish: Take | Send | Drop | Wait) -> Any:
             if isinstance(wish, Take):
                 return self._members.acquire(timeout=wish.timeout)
             if isinstance(wish, Send):
-                with wish.leased as leased:
-                    self._authorize(request, leased.member)
-                    try:
-                        response = HTTPAdapter.send(self, request, *args, **kwargs)
-                    except (requests.ConnectionError, requests.Timeout) as error:
-                        leased.release(failed=True)
-                        return error, Feedback("failure")
-                    return response, leased.observe(response)
+                return self._send(request, wish.leased, *args, **kwargs)
             return wish.response.close() if isinstance(wish, Drop) else time.sleep(wish.seconds)
 
         repeatable = request.body is None or isinstance(request.body, bytes | str)
         response: requests.Response = run(deliver(self._retries, request.method or "", repeatable), answer)
         return response
+
+    def _send(
+        self, request: requests.PreparedRequest, lease: Leased, *args: Any, **kwargs: Any
+    ) -> tuple[requests.Response | Exception, Feedback]:
+        response = None
+        try:
+            with lease as leased:
+                leased.excuse()
+                mine = request.copy()  # what follows a redirect takes over the headers of the request as it was
+                self._authorize(mine, leased.member)
+                try:
+                    response = super().send(mine, *args, **kwargs)
+                except (requests.ConnectionError, requests.Timeout) as error:
+                    leased.release(failed=True)
+                    return error, Feedback("failure")
+                response.request = request
+                verdict = leased.observe(response)
+        except BaseException:
+            if response is not None:
+                response.close()
+            raise
+        return response, verdict

@@ -8,11 +8,13 @@ waited for. Where that takes longer than the time that is left, the answer is ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from headgate.coordination.arguments import count, seconds
 from headgate.coordination.feedback import Feedback
@@ -87,25 +89,78 @@ def deliver(retries: Retries, method: str, repeatable: bool) -> Generator[Take |
     until = monotonic() + retries.timeout
     answer: Any = None
     number = 0
-    while True:
-        number += 1
-        try:
-            leased = yield Take(max(until - monotonic(), 0.0))
-        except PoolExhausted:
-            if answer is None:
-                raise
-            break  # what came says more than that
-        if answer is not None and not isinstance(answer, Exception):
+    try:
+        while True:
+            number += 1
+            try:
+                leased = yield from _take(until, again=number > 1)
+            except PoolExhausted:
+                if answer is None:
+                    raise
+                break  # what came says more than that
+            if _is_response(answer):
+                yield Drop(answer)
+            answer = None
+            answer, verdict = yield Send(leased)
+            status = answer.status_code if _is_response(answer) else None
+            pause = retries.pause(method, status, verdict, number, until - monotonic()) if repeatable else None
+            if pause is None:
+                break
+            yield Wait(pause)
+    except GeneratorExit:
+        raise  # nobody is left to ask
+    except BaseException:
+        if _is_response(answer):
             yield Drop(answer)
-        answer, verdict = yield Send(leased)
-        status = None if isinstance(answer, Exception) else answer.status_code
-        pause = retries.pause(method, status, verdict, number, until - monotonic()) if repeatable else None
-        if pause is None:
-            break
-        yield Wait(pause)
+        raise
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def _take(until: float, again: bool) -> Generator[Take, Any, Any]:
+    """Take a member in time. One who has an answer at hand waits only where there is something to wait for."""
+    if again:
+        try:
+            return (yield Take(0.0))
+        except PoolExhausted as error:
+            soon = error.retry_after is not None and error.retry_after <= until - monotonic()
+            if not soon and not error.reasons.get("leased"):
+                raise
+    return (yield Take(max(until - monotonic(), 0.0)))
+
+
+def _is_response(answer: Any) -> bool:
+    return answer is not None and not isinstance(answer, Exception)
+
+
+class Origins:
+    """Where members may be sent: to those that are given, else where the first request goes; ``"*"``: anywhere.
+
+    A redirect leads where the other side likes, and whoever is there could keep the member, or have it retired.
+    """
+
+    def __init__(self, origins: str | Iterable[str] | None) -> None:
+        self._lock = threading.Lock()
+        self._any = origins == "*"
+        listed = [origins] if isinstance(origins, str) else origins
+        self._allowed = None if listed is None or self._any else frozenset(_origin(each) for each in listed)
+
+    def __contains__(self, url: object) -> bool:
+        if self._any:
+            return True
+        origin = _origin(str(url))
+        with self._lock:
+            if self._allowed is None:
+                self._allowed = frozenset([origin])
+        return origin in self._allowed
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    if not parts.scheme or not parts.hostname:
+        raise ValueError(f"an origin must be a URL such as 'https://api.example.com', got {url!r:.80}")
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
 def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:

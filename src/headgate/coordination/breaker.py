@@ -15,6 +15,7 @@ an older one is dropped. When Redis does not answer, a breaker of the same rules
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import secrets
 import threading
@@ -74,12 +75,19 @@ class Plans:
             *(share, round(seconds("window", window) * MICROSECONDS), count("min_calls", min_calls)),
         )
         self.site = Site(MACHINE, name, store, clock)
-        if not (callable(ignore) or (isinstance(ignore, tuple) and all(isinstance(each, type) for each in ignore))):
+        if on_change is not None and not callable(on_change):
+            raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
+        if not (
+            _is_exception(ignore)
+            if isinstance(ignore, type)
+            else callable(ignore) or (isinstance(ignore, tuple) and all(map(_is_exception, ignore)))
+        ):
             raise ValueError(f"ignore must be types of exceptions, or a function that says so, got {ignore!r:.80}")
         self._ignores = ignore if callable(ignore) and not isinstance(ignore, type) else None
         self._ignored = ignore if isinstance(ignore, type | tuple) else ()
         self._on_change = on_change
         self._inside: dict[object, list[Admission | None]] = {}
+        self._alone = False  # since Redis did not answer
 
     def admit(self, caller: object) -> Plan[None]:
         id = secrets.token_hex(8)
@@ -95,8 +103,13 @@ class Plans:
 
     def leave(self, caller: object, error: BaseException | None) -> Plan[None]:
         """The end of a call that was let through."""
-        admission = self._inside[caller].pop()
-        if not self._inside[caller]:
+        if caller not in self._inside:  # entered in one thread or task, left in another: any admission will do
+            caller = next(iter(self._inside), None)
+        inside = self._inside.get(caller)
+        if not inside:
+            raise RuntimeError(f"the circuit breaker {self.site.name!r} was left more often than entered")
+        admission = inside.pop()
+        if not inside:
             del self._inside[caller]
         if admission is not None:  # else it was recorded on the way
             yield from self._report(admission, self._outcome(error))
@@ -135,7 +148,11 @@ class Plans:
         try:
             reply = yield Step(op, (id, number, outcome, *self.rules))
         except StoreUnavailable:
-            reply, local = self._locally(op, id, -1, outcome), True
+            reply, local, self._alone = self._locally(op, id, -1, outcome), True, True
+        else:
+            if self._alone:  # what was learned alone was about that time
+                self._alone = False
+                self._locally("force", secrets.token_hex(8), -1, "")
         if reply[5]:
             self._tell(reply[5], reply[1])
         return reply, local
@@ -150,7 +167,11 @@ class Plans:
             return "success"
         if not isinstance(error, Exception) or isinstance(error, self._ignored):
             return "ignored"  # a cancelled call says nothing about the server
-        return "ignored" if self._ignores and self._ignores(error) else "failure"
+        try:
+            return "ignored" if self._ignores and self._ignores(error) else "failure"
+        except Exception:  # it must not hide the error of the call
+            logger.exception("ignore of the circuit breaker %r failed", self.site.name)
+            return "failure"
 
     def _tell(self, was: str, now: str) -> None:
         logger.warning("circuit breaker %r: %s, was %s", self.site.name, now, was)
@@ -159,6 +180,10 @@ class Plans:
                 self._on_change(self.site.name, was, now)
             except Exception:
                 logger.exception("on_change of the circuit breaker %r failed", self.site.name)
+
+
+def _is_exception(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 class CircuitBreaker:
@@ -278,7 +303,10 @@ class AsyncCircuitBreaker:
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await *function* through the breaker."""
         async with self:
-            return await function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                return await result
+        raise TypeError(f"AsyncCircuitBreaker.call takes an async function, got {function!r:.80}")
 
     async def record_success(self) -> None:
         """Count a success; within ``async with``, as the result of this call."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ TOO_MANY = 60.0  # seconds to leave a member alone that got a 429 which does not
 LONGEST = 30 * 86_400.0  # seconds; who asks for more is taken for mad
 
 _EPOCH = 1_000_000_000  # a reset beyond that is a date, not a number of seconds
+_EPOCH_MS = 100_000_000_000  # and beyond that one in milliseconds
 
 
 class Feedback(NamedTuple):
@@ -38,7 +40,7 @@ def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
     if status == 401:
         return Feedback("", cooldown, retire=True)
     if status == 429:
-        return Feedback("", cooldown or TOO_MANY)
+        return Feedback("", cooldown if cooldown or after is not None else TOO_MANY)
     if status >= 500 or status == 408:
         return Feedback("failure", cooldown)
     return Feedback("success", cooldown)
@@ -72,6 +74,9 @@ def _until_reset(headers: Mapping[str, str], now: float) -> float:
         values = dict(re.findall(r"(\w+)\s*=\s*(\d+)", part))
         if values.get("r") == "0":
             waits.append(float(values.get("t", 0)))
+    values = dict(re.findall(r"(\w+)\s*=\s*(\d+)", headers.get("ratelimit", "")))  # limit=10, remaining=0, reset=30
+    if values.get("remaining") == "0":
+        waits.append(_reset(values.get("reset"), now))
     return min(max(waits), LONGEST)
 
 
@@ -80,6 +85,8 @@ def _reset(text: str | None, now: float) -> float:
     if number is None:
         date = _date(text)
         return 0.0 if date is None else max(date - now, 0.0)
+    if number > _EPOCH_MS:
+        number /= 1000
     return max(number - now, 0.0) if number > _EPOCH else number
 
 
@@ -91,6 +98,7 @@ def _date(text: str | None) -> float | None:
     if not text:
         return None
     try:
-        return parsedate_to_datetime(text).timestamp()
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return None

@@ -14,7 +14,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, duration, seconds
 from headgate.coordination.feedback import Feedback, of_response
 from headgate.coordination.machines.pool import MACHINE
-from headgate.coordination.place import Step
+from headgate.coordination.place import Memory, Step
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer
@@ -61,10 +61,12 @@ _REASONS = ("leased", "cooling", "limited", "open", "retired")
 class Lease:
     """One lease as a value: what both kinds of `Leased` share."""
 
-    def __init__(self, id: str, member: str) -> None:
+    def __init__(self, id: str, member: str, until: int) -> None:
         self.id = id
         self.member = member
+        self.until = until  # by our own clock, a little before it ends in the store
         self.feedback: Feedback | None = None
+        self.excused = False
         self.over = False
         self.lost = False
         self.process = os.getpid()
@@ -104,26 +106,32 @@ class Plans:
         self.rules = (self.lease_us, round(PATIENCE * MICROSECONDS), ",".join(map(str, rules)))
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
+        # what two clocks may differ by in a lease
+        self.margin = 0 if isinstance(self.site.place, Memory) else self.lease_us // 20
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
         until = deadline(self.clock, timeout)
         id = secrets.token_hex(12)
         waits = 0 if timeout == 0 else 1
-        asked = False
+        asked = under_way = False
+        wait = -1
         with turn:
             try:
                 while True:
                     pause: float | None = None  # until it is first
                     problem = None
-                    if turn.first:
+                    # who may not wait asks once, first or not: the pool knows of those who were before
+                    if turn.first or not (asked or until is None or self.clock.now() < until):
                         asked, pause = True, self.site.place.poll
+                        sent, under_way = self.clock.now(), True
                         try:
                             granted, member, wait = yield self._step("acquire", id, waits)
                         except StoreUnavailable as error:
                             problem, pause = error, RETRY
                         else:
+                            under_way = False
                             if granted == 1:
-                                return Lease(id, member)
+                                return Lease(id, member, self._until(sent))
                             if wait > 0:
                                 pause = min(self.site.place.poll, wait / MICROSECONDS)
                         turn.listen()
@@ -131,10 +139,10 @@ class Plans:
                     if problem and (left is None or left <= 0):
                         raise problem
                     if left is not None and left <= 0:
-                        raise (yield from self._exhausted())
+                        raise (yield from self._exhausted(wait))
                     yield shorter(pause, left)
             except BaseException:
-                if asked and (waits or problem):  # it stands in the queue, or may have got what nobody heard of
+                if asked and (waits or under_way):  # it stands in the queue, or may have got what nobody heard of
                     self._later(self._step("settle", id, "", 0, 0, 0))
                 raise
 
@@ -142,6 +150,7 @@ class Plans:
         """Give it back; False if the lease was over before. A parent's is not its child's."""
         if lease.over or lease.process != os.getpid():
             return False
+        in_time = not self.is_lost(lease)
         lease.end()
         cooldown = round(outcome.cooldown * MICROSECONDS)
         step = self._step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), 1)
@@ -149,7 +158,7 @@ class Plans:
             [ours] = yield step
         except StoreUnavailable:
             self._later(step)
-            return not lease.lost
+            return in_time
         except BaseException:
             self._later(step)
             raise
@@ -159,17 +168,28 @@ class Plans:
     def renew(self, lease: Lease) -> Plan[bool]:
         if lease.over:
             return False
+        sent = self.clock.now()
         try:
             [ours] = yield self._step("renew", lease.id)
         except StoreUnavailable:
-            return not lease.lost  # for all we know
-        if not ours:
+            ours = self.clock.now() < lease.until  # there is time for another try, or there is not
+        else:
+            lease.until = self._until(sent)
+        if not ours and not lease.over:
             lease.lost = True
             lease.end()
         return bool(ours)
 
+    def is_lost(self, lease: Lease) -> bool:
+        return lease.lost or (not lease.over and self.clock.now() >= lease.until)
+
     def next_renewal(self, lease: Lease) -> float:
-        return self.lease / 3
+        """A third of the lease, sooner when that has failed."""
+        left = max((lease.until - self.clock.now()) / MICROSECONDS, 0.0)
+        return self.lease / 3 if left > self.lease / 2 else min(self.lease / 10, left)
+
+    def _until(self, sent: int) -> int:
+        return sent + self.lease_us - self.margin
 
     def add(self, members: tuple[str, ...]) -> Plan[None]:
         yield self._step("add", "", *(check_key(member, "member") for member in members))
@@ -187,6 +207,13 @@ class Plans:
         ready, leased, cooling, limited, opened, retired = (states.count(state) for state in ("ready", *_REASONS))
         return PoolStatus(ready, leased, cooling, limited, opened, retired, waiting, members)
 
+    def release(self, lease: Lease, cooldown: float, failed: bool, retire: bool) -> Plan[bool]:
+        """What was observed counts, and what is said here on top of it."""
+        seen = lease.feedback or Feedback()
+        outcome = "failure" if failed else seen.outcome
+        longest = max(duration("cooldown", cooldown), seen.cooldown)
+        return (yield from self.settle(lease, Feedback(outcome, longest, retire or seen.retire)))
+
     def leave(self, lease: Lease, error: BaseException | None) -> Plan[bool]:
         """The end of a ``with`` block: what was observed counts; else an exception is a failure, and no word a success.
 
@@ -194,16 +221,15 @@ class Plans:
         """
         verdict = lease.feedback
         if verdict is None:
-            verdict = Feedback("success" if error is None else "failure" if isinstance(error, Exception) else "")
+            blamed = isinstance(error, Exception) and not lease.excused
+            verdict = Feedback("success" if error is None else "failure" if blamed else "")
         return (yield from self.settle(lease, verdict))
 
-    def _exhausted(self) -> Plan[PoolExhausted]:
+    def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
+        """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""
         status = yield from self.status()
-        waits = [member.ready_in for member in status.members.values() if member.ready_in is not None]
         reasons = {reason: getattr(status, reason) for reason in _REASONS}
-        if status.leased:
-            waits.append(self.lease)  # whoever died gives it back by then
-        return PoolExhausted(self.site.name, min(waits, default=None), reasons)
+        return PoolExhausted(self.site.name, wait / MICROSECONDS if wait > 0 else None, reasons)
 
     def _step(self, op: str, id: str, *arguments: str | int) -> Step:
         return Step(op, (id, *self.rules, *arguments))
@@ -233,22 +259,28 @@ class Leased:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out before it was renewed or released; as far as anybody has asked."""
-        return self._lease.lost
+        """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
+        return self._plans.is_lost(self._lease)
 
     def observe(self, response: Any) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = of_response(response)
         return verdict
 
+    def excuse(self) -> None:
+        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
+        self._lease.excused = True
+
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
         return self._plans.site.run(lambda _: self._plans.renew(self._lease))
 
     def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
-        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds."""
-        verdict = Feedback("failure" if failed else "success", duration("cooldown", cooldown), retire)
-        return self._plans.site.run(lambda _: self._plans.settle(self._lease, verdict))
+        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds.
+
+        What was observed counts too: the longer cooldown, and a failure or a retirement of either.
+        """
+        return self._plans.site.run(lambda _: self._plans.release(self._lease, cooldown, failed, retire))
 
     def __enter__(self) -> Self:
         keep(self._plans, self._lease)
@@ -271,22 +303,28 @@ class AsyncLeased:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out before it was renewed or released; as far as anybody has asked."""
-        return self._lease.lost
+        """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
+        return self._plans.is_lost(self._lease)
 
     def observe(self, response: Any) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = of_response(response)
         return verdict
 
+    def excuse(self) -> None:
+        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
+        self._lease.excused = True
+
     async def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
         return await self._plans.site.arun(lambda _: self._plans.renew(self._lease))
 
     async def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
-        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds."""
-        verdict = Feedback("failure" if failed else "success", duration("cooldown", cooldown), retire)
-        return await self._plans.site.arun(lambda _: self._plans.settle(self._lease, verdict))
+        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds.
+
+        What was observed counts too: the longer cooldown, and a failure or a retirement of either.
+        """
+        return await self._plans.site.arun(lambda _: self._plans.release(self._lease, cooldown, failed, retire))
 
     async def __aenter__(self) -> Self:
         keep(self._plans, self._lease, asyncio.get_running_loop())

@@ -14,9 +14,11 @@ import asyncio
 import os
 import secrets
 import threading
+import weakref
+from collections.abc import Coroutine
 from random import Random
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
@@ -49,6 +51,7 @@ class Hold:
         self.most = most  # not renewed after that
         self.lost = lost
         self.over = False
+        self.released = False
         self.process = os.getpid()
         self.timer: Timer | None = None
         self.task: asyncio.Task[object] | None = None  # to be cancelled when it is lost
@@ -79,8 +82,10 @@ class Plans:
         self.ttl_ms = round(self.ttl * 1000)
         # what two clocks may differ by in a TTL, and what a busy machine needs to act on the loss
         self.margin = 0 if isinstance(self.site.place, Memory) else round(self.ttl / 20 * MICROSECONDS)
-        self.last: Hold | None = None  # of all who use this object, which may be many threads or tasks
-        self._mine: dict[object, Hold] = {}  # not released yet, by who acquired it
+        # the last acquisition of each thread or task that uses this object; None: it has only tried
+        self._mine: weakref.WeakKeyDictionary[object, Hold | None] = weakref.WeakKeyDictionary()
+        self._only: Hold | None = None  # the last one, unless two callers ever had one that was not released
+        self._several = False
         self._unsure = ""  # may hold the lock: nobody heard the answer
 
     def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
@@ -138,6 +143,7 @@ class Plans:
 
     def release(self, hold: Hold) -> Plan[bool]:
         ours = self.clock.now() < hold.until and not hold.lost.is_set()
+        hold.released = True
         hold.end()
         try:
             [released] = yield Step("release", (hold.owner, self.ttl_ms))
@@ -157,18 +163,25 @@ class Plans:
         raise self.lost_error()
 
     def remember(self, hold: Hold, caller: object) -> None:
-        for who in [who for who in self._mine if isinstance(who, asyncio.Task) and who.done()]:
-            del self._mine[who]
-        self.last = self._mine[caller] = hold
+        other = self._only if self._only and self._only is not self._mine.get(caller) else None
+        self._several = self._several or (other is not None and not other.released)
+        self._mine[caller] = hold
+        self._only = None if self._several else hold
+
+    def tries(self, caller: object) -> None:
+        """From now on *caller* speaks for itself only."""
+        self._mine.setdefault(caller, None)
 
     def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired and did not release, lost or not; else what was acquired last by anybody."""
-        return self._mine.get(caller) or self.last
+        """What *caller* acquired last, released, lost or not.
+
+        One who never tried may speak for the only one who did: to release it in another thread, say.
+        """
+        return self._mine[caller] if caller is not None and caller in self._mine else self._only
 
     def take(self, caller: object) -> Hold | None:
         """The same to be released; None if there is nothing. What a parent holds is not its child's."""
         hold = self.own(caller)
-        self._mine = {who: held for who, held in self._mine.items() if held is not hold}
         return hold if hold and (not hold.over or hold.lost.is_set()) and hold.process == os.getpid() else None
 
     def next_renewal(self, hold: Hold) -> float:
@@ -247,16 +260,17 @@ class Lock:
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
         lost = threading.Event()
+        self._plans.tries(threading.current_thread())
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.remember(hold, threading.get_ident())
+        self._plans.remember(hold, threading.current_thread())
         keep(self._plans, hold)
         return True
 
     def release(self) -> bool:
         """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
-        hold = self._plans.take(threading.get_ident())
+        hold = self._plans.take(threading.current_thread())
         return hold is not None and self._plans.site.run(lambda _: self._plans.release(hold))
 
     def ensure_held(self) -> None:
@@ -278,7 +292,7 @@ class Lock:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
-        return self._plans.own(threading.get_ident())
+        return self._plans.own(threading.current_thread())
 
 
 class AsyncLock:
@@ -323,13 +337,21 @@ class AsyncLock:
         hold = self._own()
         return cast(asyncio.Event, hold.lost) if hold else self._never
 
-    async def acquire(self, timeout: float | None = None) -> bool:
-        """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now."""
+    def acquire(self, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
+        """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now.
+
+        It belongs to the task that calls this, whichever awaits it: ``asyncio.wait_for`` may do so in one of its own.
+        """
+        return self._acquire(_task(), timeout)
+
+    async def _acquire(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
+        caller = caller or asyncio.current_task()  # made before there was an event loop
+        self._plans.tries(caller)
         lost = asyncio.Event()
         hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.remember(hold, asyncio.current_task())
+        self._plans.remember(hold, caller)
         keep(self._plans, hold, asyncio.get_running_loop())
         return True
 
@@ -367,7 +389,11 @@ class AsyncLock:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
-        try:
-            return self._plans.own(asyncio.current_task())
-        except RuntimeError:  # asked from outside of an event loop
-            return self._plans.last
+        return self._plans.own(_task())
+
+
+def _task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # asked from outside of an event loop
+        return None

@@ -168,7 +168,7 @@ class Redis:
         self.store = store
         self._owned = owned
         self.clock: Clock = store.clock or SYSTEM_CLOCK
-        self.timers = _timers(self.clock)
+        self.timers = Timers(self.clock)  # of its own: a Redis that hangs must not hold up what is kept at another
         self._target = store._source if isinstance(store._source, Target) else None
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self.poll = POLL if self._target else POLL_UNHEARD

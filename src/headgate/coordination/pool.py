@@ -49,7 +49,8 @@ class Pool:
     open_for   seconds that the breaker keeps it out
     successes  that close it again
 
-    The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it.
+    The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
+    for all members. Who gives none changes none: an operator's script may add members without knowing them.
     `CRAWLER` has those for careful crawlers.
     """
 

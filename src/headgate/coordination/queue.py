@@ -51,12 +51,14 @@ class Plans:
 
     def dequeue(self, turn: Turn, timeout: float | None) -> Plan[str | None]:
         until = deadline(self.clock, timeout)
+        asked = False
         with turn:
             while True:
                 pause: float | None = None  # until it is first
                 problem = None
-                if turn.first:
-                    pause = self.site.place.poll
+                # who may not wait asks once, first or not
+                if turn.first or not (asked or until is None or self.clock.now() < until):
+                    asked, pause = True, self.site.place.poll
                     step = self._step("dequeue")
                     try:
                         [id] = yield step
@@ -80,10 +82,11 @@ class Plans:
     def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)
         until = self.clock.now() + round(time * MICROSECONDS)
-        served = False
-        yield from self.enqueue(id, time, ALIVE)
+        served = stands = False
         with turn:
             try:
+                stands = True  # for all we know, from when it was asked for
+                yield from self.enqueue(id, time, ALIVE)
                 turn.listen()
                 while True:
                     pause = min(BEAT, self.site.place.poll * BEAT)
@@ -96,8 +99,11 @@ class Plans:
                     if state != "waiting" or left <= 0:
                         return served
                     yield shorter(pause, left)
+            except QueueFull:
+                stands = False
+                raise
             finally:
-                if not served:
+                if stands and not served:
                     self.site.insist(self._step("cancel", id), self.clock.now() + KEPT)
 
     def cancel(self, id: str) -> Plan[bool]:

@@ -1,6 +1,6 @@
 """Keep what is held: renew it when it is due, as long as somebody refers to it.
 
-One thread a clock keeps the time (see `headgate.coordination.timers`); what belongs to an event loop is renewed there.
+One thread a place keeps the time (see `headgate.coordination.timers`); what belongs to an event loop is renewed there.
 Who forgets what it holds is as good as dead: the references are weak.
 """
 

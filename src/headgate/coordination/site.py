@@ -43,9 +43,11 @@ def shorter(pause: float | None, left: float | None) -> Pause:
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
-    def __init__(self, site: Site, who: str, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
+    ) -> None:
         self._site = site
-        self._standing = Standing(about(site.channel, who), wake)
+        self._standing = Standing(about(site.channel, who), wake, runs)
         self._listens = False
 
     def __enter__(self) -> Turn:
@@ -113,7 +115,8 @@ class Site:
             wake.clear()
             return None
 
-        return await arun(plan(Turn(self, who, partial(_set, asyncio.get_running_loop(), wake))), answer)
+        loop = asyncio.get_running_loop()
+        return await arun(plan(Turn(self, who, partial(_set, loop, wake), loop.is_running)), answer)
 
     def insist(self, step: Step, until: int) -> None:
         """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
@@ -122,15 +125,36 @@ class Site:
         except RuntimeError:
             self.place.timers.later(0, partial(self._insist, step, until))
         else:
-            self.start(self._ainsist(step, until), loop)
+            task = self.start(self._ainsist(step, until), loop)
 
-    def start(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
+            def watch() -> None:  # a loop that ends may just forget what was begun while it ended
+                if loop.is_closed():
+                    self._insist(step, until)
+                elif not task.done():
+                    watching[0] = self.place.timers.later(INSIST_EVERY, watch)
+
+            def done(task: asyncio.Task[None]) -> None:
+                watching[0].cancel()
+                if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
+                    self.place.timers.later(0, partial(self._insist, step, until))
+
+            watching = [self.place.timers.later(INSIST_EVERY, watch)]
+            task.add_done_callback(done)
+
+    def start(
+        self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
+    ) -> asyncio.Task[None]:
         """Run *work* as a task of the running event loop that nobody waits for."""
         task = (loop or asyncio.get_running_loop()).create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _insist(self, step: Step, until: int) -> None:
+        try:
+            self.place.check(tasks=False)
+        except TypeError:
+            return  # a client that only an event loop can use, and that has ended
         try:
             self.place.step(self.machine, self.name, step)
         except StoreUnavailable:

@@ -1,4 +1,4 @@
-"""Things to do later: one thread a clock renews whatever this process holds.
+"""Things to do later: one thread for memory and one for each Redis renews whatever this process holds.
 
 A call that is due runs in that thread, so it must not wait for long. The thread starts with the first call and ends
 some time after the last. It looks once a second, and is woken only for what is due before that: a lock that is taken
@@ -41,7 +41,7 @@ class Timer:
 
 
 class Timers:
-    """The calls of one clock."""
+    """Calls by one clock, in one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

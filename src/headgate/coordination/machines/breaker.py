@@ -79,8 +79,9 @@ if op == 'admit' then
   if state == 'OPEN' then return answer(0, 0, forced == '' and opened + open_for - now or lease) end
   redis.call('ZREMRANGEBYSCORE', probes, '-inf', whole(now))
   if not redis.call('ZSCORE', probes, id) then
-    if redis.call('ZCARD', probes) + succeeded >= successes then
-      return answer(0, 0, redis.call('ZRANGE', probes, 0, 0, 'WITHSCORES')[2] - now)
+    local first = redis.call('ZRANGE', probes, 0, 0, 'WITHSCORES')[2]
+    if first and redis.call('ZCARD', probes) + succeeded >= successes then  -- one may always probe: rules may change
+      return answer(0, 0, first - now)
     end
     redis.call('ZADD', probes, whole(now + lease), id)
     redis.call('PEXPIRE', probes, math.ceil(lease / 1000))
@@ -127,6 +128,7 @@ elseif op == 'force' then  -- outcome: the state, or nothing, which begins anew
     local new = outcome == '' and 'CLOSED' or outcome
     forced, failed = outcome, 0
     if state ~= new then become(new) end
+    redis.call('DEL', window)
     save()
   end
 end
@@ -144,6 +146,7 @@ class BreakerState:
         self.seen: dict[str, int] = {}
         self.window: dict[int, list[int]] = {}
         self.until = 0
+        self.counted = 0  # until when the window is kept
 
     def admit(self, now: int, id: str, gen: int, outcome: str, *rules: int) -> list[Any]:
         _, open_for, successes, lease, *_ = rules
@@ -155,7 +158,7 @@ class BreakerState:
             return self._answer(me, 0, 0, lease if self.forced else self.opened + open_for - now)
         self.probes = {probe: until for probe, until in self.probes.items() if until > now}
         if id not in self.probes:
-            if len(self.probes) + self.succeeded >= successes:
+            if self.probes and len(self.probes) + self.succeeded >= successes:
                 return self._answer(me, 0, 0, min(self.probes.values()) - now)
             self.probes[id] = now + lease
         return self._answer(me, 1, 1, 0)
@@ -204,6 +207,7 @@ class BreakerState:
             self.forced, self.failed = outcome, 0
             if self.state != (outcome or "CLOSED"):
                 self._become(outcome or "CLOSED", me, now)
+            self.window = {}
             self._save(now, rules[1])
         return self._seen(me, now, rules[1])
 
@@ -211,7 +215,7 @@ class BreakerState:
         return self._seen(self._begin("look" + id, now), now, rules[1])
 
     def idle(self, now: int) -> bool:
-        return now >= self.until and not self.probes
+        return now >= max(self.until, self.counted) and not self.probes
 
     def _begin(self, me: str, now: int) -> str:
         self.opened = min(self.opened, now)
@@ -237,6 +241,7 @@ class BreakerState:
         counts = self.window.setdefault(slice, [0, 0])
         counts[0] += 1
         counts[1] += outcome == "failure"
+        self.counted = now + span * 2
         self.window = {at: counts for at, counts in self.window.items() if at > slice - SLICES}
         calls, bad = (sum(counts[i] for counts in self.window.values()) for i in (0, 1))
         return calls >= least and bad > 0 and bad * 1_000_000 >= share * calls

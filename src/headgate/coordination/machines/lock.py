@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from headgate.coordination.place import Machine
+from headgate.clock import MICROSECONDS
+from headgate.coordination.place import Machine, forget
 
 FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
+GONE = 600 * MICROSECONDS  # how long it is remembered who released it, or will never have it
+MOST_GONE = 1000
 
-# A String with the holder's id, as everybody expects a lock to be; the last fence; who released it last. The last one
-# is for requests that come late: a lock that was given back is not taken again by a request from before.
+# A String with the holder's id, as everybody expects a lock to be; the last fence; who released it, with until when to
+# remember that. The last one is for requests that come late: a lock that was given back is not taken again by a request
+# from before. One with a minus never had it.
 LUA = f"""
 local lock, counter, gone = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, before = ARGV[3], ARGV[4], ARGV[5]
 local holder = redis.call('GET', lock)
+local function has_gone(who) return tonumber(redis.call('ZSCORE', gone, who) or 0) > now end
 
 if op == 'acquire' then
-  local left = redis.call('GET', gone)
-  if left == owner or left == '-' .. owner then return {{-1, 0, 0}} end
+  if has_gone(owner) or has_gone('-' .. owner) then return {{-1, 0, 0}} end
   local last = tonumber(redis.call('GET', counter) or 0)
   if holder == owner then
     redis.call('PEXPIRE', lock, ttl)
@@ -35,13 +39,12 @@ if op == 'renew' then
   return {{1}}
 end
 
-local left = redis.call('GET', gone)
-if left == owner then return {{1}} end
-if holder ~= owner then  -- it never was, or is no longer; and from now on it never will be
-  redis.call('SET', gone, '-' .. owner, 'PX', ttl)
-  return {{0}}
-end
-redis.call('SET', gone, owner, 'PX', ttl)
+if has_gone(owner) then return {{1}} end
+redis.call('ZREMRANGEBYSCORE', gone, '-inf', whole(now))
+redis.call('ZADD', gone, whole(now + {GONE}), holder == owner and owner or '-' .. owner)
+redis.call('ZREMRANGEBYRANK', gone, 0, -{MOST_GONE + 1})
+redis.call('PEXPIRE', gone, {GONE // 1000})
+if holder ~= owner then return {{0}} end  -- it never was, or is no longer; and from now on it never will be
 redis.call('DEL', lock)
 redis.pcall('PUBLISH', lock, '')
 return {{1}}
@@ -54,11 +57,11 @@ class LockState:
     def __init__(self) -> None:
         self.holder, self.until = "", 0
         self.last, self.last_until = 0, 0
-        self.gone, self.gone_until = "", 0
+        self.gone: dict[str, int] = {}
 
     def acquire(self, now: int, owner: str, ttl: int, before: str) -> list[int]:
         self._expire(now)
-        if self.gone in (owner, "-" + owner):
+        if owner in self.gone or "-" + owner in self.gone:
             return [-1, 0, 0]
         if self.holder == owner:
             self.until = now + ttl * 1000
@@ -79,10 +82,14 @@ class LockState:
 
     def release(self, now: int, owner: str, ttl: int) -> list[int]:
         self._expire(now)
-        if self.gone == owner:
+        if owner in self.gone:
             return [1]
         ours = self.holder == owner
-        self.gone, self.gone_until = (owner if ours else "-" + owner), now + ttl * 1000
+        who = owner if ours else "-" + owner
+        self.gone.pop(who, None)
+        self.gone[who] = now + GONE
+        if len(self.gone) > MOST_GONE:
+            del self.gone[next(iter(self.gone))]
         if ours:
             self.holder = ""
         return [int(ours)]
@@ -94,8 +101,7 @@ class LockState:
     def _expire(self, now: int) -> None:
         if now >= self.until:
             self.holder = ""
-        if now >= self.gone_until:
-            self.gone = ""
+        forget(self.gone, now)
         if now >= self.last_until:
             self.last = 0
 

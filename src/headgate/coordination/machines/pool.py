@@ -27,6 +27,8 @@ REAPED = 100  # leases that ran out, and those who wait no longer, settled on th
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
 APART = 1000  # microseconds more than a window, for those who count in milliseconds or include both ends
 
+PLAIN = "1,0,600000000,3"  # the rules of a pool that was given none; they replace no others
+
 CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 
 # A record: used (leases), failed and succeeded in a row, breaker, its number of changes, cool and open until, retired,
@@ -39,9 +41,12 @@ LUA = f"""
 local ready, members, leases, holders, done, waiting, alive, order, rules =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
-if op == 'add' then redis.call('SET', rules, ARGV[6]) end
+local before = redis.call('GET', rules)
+local current = before or ARGV[6]
+if op == 'add' and ARGV[6] ~= '{PLAIN}' then current = ARGV[6] end
+if op == 'add' and current ~= before then redis.call('SET', rules, current) end
 local numbers = {{}}
-for number in string.gmatch(redis.call('GET', rules) or ARGV[6], '%d+') do table.insert(numbers, tonumber(number)) end
+for number in string.gmatch(current, '%d+') do table.insert(numbers, tonumber(number)) end
 local slots, failures, open_for, successes = unpack(numbers)
 local quotas, most = {{}}, 0
 for i = 5, #numbers, 2 do
@@ -78,7 +83,8 @@ local function ready_time(record)
       wait(record.log[oldest] + quota[2] + {APART}, 'limited')
     end
   end
-  local places = record.breaker == {HALF_OPEN} and math.min(slots, successes - record.succeeded) or slots
+  local places = slots
+  if record.breaker == {HALF_OPEN} then places = math.max(math.min(slots, successes - record.succeeded), 1) end
   if record.used >= places then at, why = NEVER, 'leased' end
   if record.retired == 1 then at, why = NEVER, 'retired' end
   return at, why
@@ -186,6 +192,21 @@ if op == 'renew' then
 end
 
 if op == 'add' then
+  if before and before ~= current then  -- new rules are for those who are here, too, who keep their order
+    local all = redis.call('HKEYS', members)
+    table.sort(all)
+    for _, member in ipairs(all) do
+      local at, why = ready_time(load(member))
+      local score = tonumber(redis.call('ZSCORE', ready, member) or NEVER)
+      if at == NEVER then
+        redis.call('ZREM', ready, member)
+      elseif why ~= 'ready' then
+        redis.call('ZADD', ready, whole(at), member)
+      elseif score > math.max(now, last) then
+        redis.call('ZADD', ready, whole(tick()), member)
+      end
+    end
+  end
   for i = rest, #ARGV do
     local record = load(ARGV[i])
     if not record or record.retired == 1 then
@@ -216,8 +237,7 @@ local answer = {{redis.call('ZCARD', waiting)}}
 for _, member in ipairs(names) do
   local record = load(member)
   local at, why = ready_time(record)
-  local score = redis.call('ZSCORE', ready, member)
-  local wait = why == 'ready' and 0 or at == NEVER and -1 or math.max(tonumber(score) - now, 0)
+  local wait = why == 'ready' and 0 or at == NEVER and -1 or at - now
   for _, part in ipairs({{member, why, record.used, wait, record.breaker, record.failed}}) do
     table.insert(answer, part)
   end
@@ -309,8 +329,18 @@ class PoolState:
         return [1]
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
-        self.rules = arguments[2]
+        before = self.rules
+        self.rules = arguments[2] if arguments[2] != PLAIN else before or PLAIN
         rules = self._begin(now, arguments)
+        if before and before != self.rules:
+            for member in sorted(self.members):
+                at, why = self._ready_time(self.members[member], now, rules)
+                if at is None:
+                    self.ready.pop(member, None)
+                elif why != "ready":
+                    self.ready[member] = at
+                elif self.ready.get(member, at + self.last + 1) > max(now, self.last):
+                    self.ready[member] = self._tick(now)
         for member in rules.rest:
             record = self.members.get(member)
             if record is None or record.retired:
@@ -333,7 +363,7 @@ class PoolState:
         for member in sorted(self.members):
             record = self.members[member]
             at, why = self._ready_time(record, now, rules)
-            wait = 0 if why == "ready" else -1 if at is None else max(self.ready[member] - now, 0)
+            wait = 0 if why == "ready" else -1 if at is None else at - now
             answer += [member, why, record.used, wait, record.breaker, record.failed]
         return answer
 
@@ -353,7 +383,7 @@ class PoolState:
     def _ready_time(self, record: Record, now: int, rules: Rules) -> tuple[int | None, str]:
         places = rules.slots
         if record.breaker == HALF_OPEN:
-            places = min(places, rules.successes - record.succeeded)
+            places = max(min(places, rules.successes - record.succeeded), 1)
         if record.retired:
             return None, "retired"
         if record.used >= places:

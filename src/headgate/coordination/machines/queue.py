@@ -98,6 +98,7 @@ if op == 'undo' then  -- a dequeue that nobody heard the answer of: back to its 
       if heard ~= '' then redis.call('ZADD', alive, whole(now + beat), who) end
       redis.call('ZREM', served, who)
       redis.pcall('PUBLISH', line, '')
+      keep(until_when - now)  -- the line may have been empty meanwhile: its key is a new one
     end
   end
   remember('-')
