@@ -53,7 +53,8 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 	--junit-xml build/results/$(1).xml $(PYTEST_FLAGS) $(TESTS)
 
 # What lies above the modules that are compiled, and takes long: once is enough, on the build that most users get.
-ONCE := $(foreach folder,faults service coordination,--ignore=tests/$(folder))
+ONCE := $(foreach part,faults service coordination hybrid/test_processes.py hybrid/test_topologies.py test_examples.py,\
+	--ignore=tests/$(part))
 
 test: lint types $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
 	@rm -rf build/results

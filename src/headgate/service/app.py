@@ -123,8 +123,13 @@ class App:
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
         self._ticker = loop.create_task(self._tick())
+        self._heed()
+        loop.call_later(0.25, self._heed)  # it may come between this line and granian's handler
+
+    def _heed(self) -> None:
+        """Stop if told so before there was a handler for it. Not again later: that would end what is in flight."""
         if self.board.header[STOPPING]:
-            signal.raise_signal(signal.SIGTERM)  # the one that told us came before there was a handler for it
+            signal.raise_signal(signal.SIGTERM)
 
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
         """After the last answer."""
@@ -233,8 +238,6 @@ class App:
         if os.getppid() != self._parent:
             logger.error("The main process is gone: this worker stops")
             signal.raise_signal(signal.SIGTERM)
-        elif self.board.header[STOPPING]:
-            signal.raise_signal(signal.SIGTERM)  # again: one that comes while granian starts is lost
 
 
 def make_store(settings: Settings) -> Store:
