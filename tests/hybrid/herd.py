@@ -31,17 +31,22 @@ class Outcome:
     """All that was admitted, by whom, and what the workers said of themselves."""
 
     calls: list[tuple[int, int]]
-    together: tuple[int, int] = (0, 0)  # nanoseconds between which all of them were calling
+    together: tuple[int, int] = (0, 0)  # nanoseconds between which all of them, but for those who died, were calling
     stats: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def admitted(self) -> int:
         return len(self.calls)
 
-    def rate(self, skip: float) -> float:
-        """Admissions a second while all were calling, without the first *skip* seconds, in which a bucket empties."""
+    def lost(self, rate: float, skip: float) -> tuple[float, float]:
+        """How many fewer than *rate* a second were admitted, and in how many seconds.
+
+        That is while all were calling, without the first *skip* seconds, in which a bucket empties. From then on an
+        exact bucket admits all that comes in, as long as more is asked for.
+        """
         first, last = self.together[0] + int(skip * 1e9), self.together[1]
-        return sum(first < after <= last for _, after in self.calls) / (last - first) * 1e9
+        seconds = (last - first) / 1e9
+        return rate * seconds - sum(first < after <= last for _, after in self.calls), seconds
 
     @property
     def local_ratio(self) -> float:
@@ -55,9 +60,11 @@ class Worker:
     def __init__(self, place: Path, number: int, order: dict[str, Any]) -> None:
         self.log = place / f"{number}.log"
         self.said = place / f"{number}.json"
+        self.name = place / f"{number}.name"
         capacity = int(order["rate"] * order["seconds"] * 2) + 10_000
         self.log.write_bytes(bytes(PAIR.size * capacity))
-        command = [sys.executable, "-m", "tests.hybrid.herd", str(self.log), str(self.said), json.dumps(order)]
+        order = order | {"log": str(self.log), "said": str(self.said), "name": str(self.name)}
+        command = [sys.executable, "-m", "tests.hybrid.herd", json.dumps(order)]
         ours = str(Path(headgate.__file__).parent.parent)
         root = str(Path(__file__).resolve().parent.parent.parent)
         self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": f"{ours}:{root}"})
@@ -66,6 +73,11 @@ class Worker:
         """Whether it has been admitted once."""
         with self.log.open("rb") as file:
             return any(file.read(PAIR.size))
+
+    def leased(self, redis: Any, key: str) -> int:
+        """Permits that are leased to it in the Hash *key*, whether spent or not."""
+        record = redis.hget(key, f"n:{self.name.read_text()}")
+        return int(record.split(":")[2]) if record else 0
 
     def calls(self) -> Iterator[tuple[int, int]]:
         for before, after in PAIR.iter_unpack(self.log.read_bytes()):
@@ -101,7 +113,8 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
         found.calls += calls
         if calls:
             starts.append(calls[0][0])
-            ends.append(calls[-1][1])
+            if worker.process.returncode == 0:
+                ends.append(calls[-1][1])
     found.together = (max(starts), min(ends))
     for worker in workers:
         if worker.said.exists():
@@ -109,7 +122,7 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
     return found
 
 
-def work(log: str, said: str, order: dict[str, Any]) -> None:
+def work(order: dict[str, Any]) -> None:
     from headgate import HybridLimiter
 
     limiter = HybridLimiter(
@@ -118,7 +131,8 @@ def work(log: str, said: str, order: dict[str, Any]) -> None:
         on_store_error=order.get("policy", "deny"),
         accuracy=order.get("accuracy", "high"),
     )
-    with open(log, "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
+    Path(order["name"]).write_text(limiter._gate.member.id)
+    with open(order["log"], "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
         place, room = 0, len(record) // PAIR.size
         while time.time() < order["start"]:
             time.sleep(0.001)
@@ -136,10 +150,10 @@ def work(log: str, said: str, order: dict[str, Any]) -> None:
             time.sleep(BEAT)
     stats = limiter.stats()
     limiter.close()
-    Path(said).write_text(
+    Path(order["said"]).write_text(
         json.dumps({name: getattr(stats, name) for name in ("local", "remote", "trips", "burned", "degraded", "held")})
     )
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    work(json.loads(sys.argv[1]))

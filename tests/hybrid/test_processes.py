@@ -12,8 +12,10 @@ import time
 
 import pytest
 
+from headgate.hybrid.lease import SECOND
+from headgate.hybrid.node import LAST_RETRY
 from tests.hybrid.exact import overdrawn
-from tests.hybrid.herd import Worker, herd, outcome
+from tests.hybrid.herd import Outcome, Worker, herd, outcome
 from tests.servers import Server
 
 SECONDS = float(os.environ.get("HEADGATE_HERD_SECONDS", "2.5"))
@@ -21,6 +23,7 @@ PROCESSES = int(os.environ.get("HEADGATE_HERD_PROCESSES", "4"))
 LONG = SECONDS >= 20
 RATE = 1000
 QUOTA = f"{RATE}/second"
+HOT = "rate_limiter:hybrid:token_bucket:{hot}"
 
 pytestmark = [pytest.mark.bounded(int(SECONDS) * 3 + 60), pytest.mark.xdist_group("herd")]
 
@@ -33,33 +36,39 @@ def test_overload(redis_server: Server) -> None:
     with herd(url_of(redis_server), QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
         found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    print(f"admitted {found.admitted}, {found.rate(1.0):.1f}/s, local {found.local_ratio:.5f}, {found.stats}")
+    print(f"admitted {found.admitted}, local {found.local_ratio:.5f}, {found.stats}")
     assert len(found.stats) == PROCESSES
-    assert found.rate(1.0) > RATE * (0.99 if LONG else 0.6), "a short run on a busy machine may lose some"
+    assert_little_lost(found, 0)
     assert found.local_ratio > (0.99 if LONG else 0.9)
-    assert int(redis_server.client().hget("rate_limiter:hybrid:token_bucket:{hot}", "out")) == 0
+    assert int(redis_server.client().hget(HOT, "out")) == 0
 
 
 def test_killed_and_frozen(redis_server: Server) -> None:
-    """Some are killed, some are stopped for longer than a lease lasts; the others go on."""
-    dice = random.Random(7)
+    """At random one is killed, and one stopped for longer than a lease lasts: what they held is lost, no more."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    redis = redis_server.client()
+    rounds, leased = 3 if LONG else 1, 0
     with herd(url_of(redis_server), QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
         wait_for(workers)
-        end = time.monotonic() + SECONDS
-        pause(SECONDS / 3)
-        victims = dice.sample(workers, max(2, PROCESSES // 3))
-        for victim in victims:
-            victim.process.send_signal(signal.SIGSTOP)
-            pause(0.1)
-        if LONG:
-            pause(7)
-        for number, victim in enumerate(victims):
-            victim.process.send_signal(signal.SIGKILL if number % 2 else signal.SIGCONT)
-        pause(end - time.monotonic())
-        found = outcome(workers, 50)
+        alive = list(workers)
+        for _ in range(rounds):
+            pause(dice.uniform(1, 2) if LONG else dice.uniform(0.5, 0.8))
+            killed, frozen = dice.sample(alive, 2)
+            killed.process.send_signal(signal.SIGKILL)
+            pause(dice.uniform(0, 0.2))
+            frozen.process.send_signal(signal.SIGSTOP)
+            pause(0.1)  # a report that was sent is in Redis by now
+            lost = [victim.leased(redis, HOT) for victim in (killed, frozen)]
+            print(f"seed {seed}: leased to the killed and the frozen: {lost}")
+            leased += sum(lost)
+            pause(7 if LONG else 0)
+            frozen.process.send_signal(signal.SIGCONT)
+            alive.remove(killed)
+        found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    assert len(found.stats) == PROCESSES - len(victims) // 2
-    assert found.admitted > RATE * SECONDS * (0.7 if LONG else 0.2)
+    assert len(found.stats) == PROCESSES - rounds
+    assert_little_lost(found, leased)
 
 
 def test_redis_frozen(mortal_server: Server) -> None:
@@ -68,11 +77,22 @@ def test_redis_frozen(mortal_server: Server) -> None:
         wait_for(workers)
         pause(SECONDS / 3)
         mortal_server.process.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
         pause(SECONDS / 4)
         mortal_server.process.send_signal(signal.SIGCONT)
+        stood_still = time.monotonic() - stopped
         found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    assert found.admitted > RATE * SECONDS * (0.6 if LONG else 0.2)
+    # what comes in till somebody asks again; of that a bucket, which was nearly empty, is full again
+    unasked = RATE * (stood_still + 1.2 * LAST_RETRY / SECOND)
+    assert_little_lost(found, unasked - min(unasked, RATE) / 2)
+
+
+def assert_little_lost(found: Outcome, excused: float) -> None:
+    """An undisturbed run loses less than one in a hundred; a short one, on a busy machine, may lose some more."""
+    lost, seconds = found.lost(RATE, 1.0)
+    print(f"lost {lost:.0f} in {seconds:.1f} s, {excused:.0f} of them for a reason")
+    assert lost <= excused + RATE * seconds * (0.01 if LONG else 0.4)
 
 
 @pytest.mark.parametrize("accuracy", ["medium", "low"] if LONG else ["low"])
