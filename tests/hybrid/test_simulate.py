@@ -8,7 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headgate.hybrid.lease import SECOND
+from headgate.hybrid.node import LAST_RETRY
 from headgate.hybrid.simulate import Scenario, main, naive, simulate
+from headgate.quota import Quota
 
 SHORT = Scenario(quota="2000/second", nodes=20, seconds=4)
 
@@ -46,6 +49,49 @@ def test_never_one_too_many_in_trouble(trouble: dict[str, object]) -> None:
         outcome = simulate(replace(SHORT, seed=seed, **trouble))  # type: ignore[arg-type]  # a table of fields
         assert outcome.over == 0
         assert outcome.admitted > 0
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Scenario("1000/second", nodes=1, seconds=6),
+        Scenario("1000/second", nodes=10, seconds=6),
+        Scenario("100/second", nodes=10, seconds=20),
+        Scenario("100/second", nodes=5, load=1.5, accuracy="low", skew="moving", seconds=20),
+        Scenario("1000/second burst 100", nodes=10, trip=50, skew="moving", seconds=10),
+        Scenario("500/second burst 50", nodes=1, trip=50, accuracy="medium", seconds=10),
+        Scenario("2000/second burst 500", nodes=2, load=1.05, trip=50, accuracy="low", skew="moving", seconds=10),
+    ],
+    ids=lambda s: f"{s.quota}, {s.nodes} nodes, {s.load}x, {s.trip} ms, {s.accuracy}",
+)
+def test_little_is_lost(scenario: Scenario) -> None:
+    """What is short at any moment waits in Redis or on a lease; only what finds no room in the bucket is lost."""
+    outcome = simulate(scenario)
+    assert outcome.over == 0
+    assert outcome.lost_percent < 2
+    quick = scenario.accuracy == "high" and scenario.trip < 10
+    assert not quick or outcome.lost <= 0.02 * Quota.parse(scenario.quota).capacity, "no refill, but for the start"
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.0, 1.05, 1.5, 3.0])
+def test_ten_trips_a_second_at_most(load: float) -> None:
+    outcome = simulate(Scenario("1000/second", nodes=8, load=load, seconds=8))
+    assert outcome.trips_per_second / 8 <= 10
+    assert outcome.local_percent > 99
+
+
+def test_who_dies_takes_what_it_held_and_no_more() -> None:
+    scenario = replace(SHORT, seconds=8)
+    before, after = simulate(scenario), simulate(replace(scenario, crashes=8))
+    assert after.burned > 20
+    assert after.lost - before.lost <= after.burned + 0.01 * after.exact
+
+
+def test_an_outage_costs_what_comes_in_meanwhile() -> None:
+    """And of that not what finds room in the bucket."""
+    outcome = simulate(replace(SHORT, seconds=8, outage=(2.0, 5.0), policy="deny"))
+    until_somebody_asks = 3.0 + 1.2 * LAST_RETRY / SECOND
+    assert 2000 * 3 * 0.5 < outcome.lost <= 2000 * (until_somebody_asks - 0.5) + 0.01 * outcome.exact
 
 
 def test_an_outage_with_a_share_of_the_rate_is_bounded() -> None:

@@ -246,7 +246,10 @@ class Lease:
             self.deny_from = self.there = law.cost
             if reply.busy and self.due <= now + pause:
                 self.due = now + pause
-                self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
+                if ask.want:
+                    self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
+                elif not law.period:  # nothing is fetched but by callers: long before it is full they may ask again
+                    self.deny_until = min(self.due, now + max(reply.wait * 1000 * exact, law.room // law.rate * 250))
             if law.kind == "fixed":
                 self.deny_until = min(self.deny_until, now + reply.ends * 1000)
             if reply.nodes == 1 and self.promise > self.sent_at:

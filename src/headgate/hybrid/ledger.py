@@ -19,7 +19,23 @@ from __future__ import annotations
 from copy import deepcopy
 from math import ceil, floor
 
-from headgate.hybrid.protocol import BUSY, DRAINING, FULL, OK, STALE, VOID, WIDE, Ask, Law, Reply, Style, serve, soonest
+from headgate.hybrid.protocol import (
+    BRISK,
+    BUSY,
+    DRAINING,
+    FULL,
+    OK,
+    RUSH,
+    STALE,
+    VOID,
+    WIDE,
+    Ask,
+    Law,
+    Reply,
+    Style,
+    serve,
+    soonest,
+)
 
 FOREVER = 1 << 52
 STEP = 1_000_000  # a clock that is less than this behind is waited for
@@ -111,18 +127,16 @@ class Ledger:
         self.demand += ask.demand - record.demand
         many = len(self.nodes)
         busy = self.demand * 1000 > law.speed * BUSY
-        lease, full = self._lease(law, style, ask, held, free, many)
+        lease, full, rationed = self._lease(law, style, ask, held, free, many)
         free -= lease * law.cost
         self.out += lease
         others = self.out - held - lease
-        pause = self._pause(law, style, full)
+        pause = self._pause(law, style, full, busy, free)
         wait = 0
         if free < law.cost:
             wait = self._soonest(now, free) if others == 0 else pause
-        elif (
-            busy and lease < ask.want - held and not ask.spare and 2 * ask.demand < self.demand and 2 * free < law.room
-        ):
-            wait = pause  # rationed: there is more, but others ask for most of it
+        elif busy and rationed and 2 * ask.demand < self.demand and 2 * free < law.room:
+            wait = pause  # there is more, but others ask for most of it
 
         record.seq = ask.seq
         record.out = held + lease
@@ -217,26 +231,29 @@ class Ledger:
         others, many = self.out - own, len(self.nodes)
         return Reply(OK, 0, 0, own, free, free, others, many, 0, 0, ends, 0, self.current, self.previous)
 
-    def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool]:
-        """Permits to grant, and whether the bucket is full."""
+    def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool, bool]:
+        """Permits to grant, whether the bucket is full, and whether there were more but for the others' sake."""
         full = (free + self.out * law.cost) / law.room > FULL
         there = max(free // law.cost, 0)
         if ask.op != "sync" or ask.want <= held:
-            return 0, full
+            return 0, full, False
         if ask.spare:
             plenty = full and many * 1000 <= style.report_full * law.limit
-            return (min(ask.want - held, there) if plenty else 0), full
+            return (min(ask.want - held, there) if plenty else 0), full, False
         part = ask.demand / self.demand if self.demand > 0 else 1 / many
         most = style.leased * law.limit / 1000
         cap = most * max(part, 1 / many) - held
         fair = max(1, ceil(there * min(1, WIDE * part)))
-        return max(floor(min(ask.want - held, cap, fair, there, most - self.out)), 0), full
+        lease = max(floor(min(ask.want - held, cap, fair, there, most - self.out)), 0)
+        return lease, full, fair <= lease < ask.want - held
 
-    def _pause(self, law: Law, style: Style, full: bool) -> int:
+    def _pause(self, law: Law, style: Style, full: bool, busy: bool, free: int) -> int:
         """Until the next report: as long as it takes to spend a part of the capacity, at the rate that counts."""
         part = float(style.report_full if full else style.report)
-        if full and self.demand > law.speed:
+        if full and self.demand * 1000 > law.speed * RUSH:
             part = part / DRAINING
+        if busy and law.kind == "bucket":  # what is spent and not reported leaves no room for what comes in
+            part = min(part, max((law.room - free - self.out * law.cost) / law.room * 500, BRISK))
         spent = max(min(self.demand, law.speed), 1)
         return floor(min(part * law.limit * 1_000_000 / spent, LONGEST_PAUSE))
 

@@ -19,8 +19,10 @@ SECOND = 1_000_000
 
 WIDE = 4  # a process may take this many times its share of what is free: demand moves faster than reports
 FULL = 0.8  # above this part of its capacity a bucket counts as full, and what is spent but not reported costs refill
-DRAINING = 8  # reports come this many times as often while a full bucket is being emptied
 BUSY = 950  # of 1,000 of the rate: demand above it makes permits something to ration
+RUSH = 1250  # of 1,000 of the rate: demand above it empties a full bucket, and is no chance
+DRAINING = 8  # reports come this many times as often while that goes on
+BRISK = 125  # of 1,000 of the capacity: reports come no more often than after so much because there is little room
 
 
 class Law(NamedTuple):
@@ -76,7 +78,7 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "high": Style(500, 250, 100, 2 * SECOND),
+    "high": Style(500, 250, 125, 2 * SECOND),
     "medium": Style(600, 400, 250, 5 * SECOND),
     "low": Style(800, 600, 500, 30 * SECOND),
 }

@@ -60,6 +60,7 @@ class Outcome:
     trips: int = 0
     syncs: int = 0
     burned: int = 0
+    lost: int = 0  # of what is short: the rest is free or on lease in the end, and would be spent next
     timeline: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     @property
@@ -69,6 +70,10 @@ class Outcome:
     @property
     def under_percent(self) -> float:
         return 100 * (self.exact - self.admitted) / max(self.exact, 1)
+
+    @property
+    def lost_percent(self) -> float:
+        return 100 * self.lost / max(self.exact, 1)
 
     @property
     def local_percent(self) -> float:
@@ -104,6 +109,10 @@ class Exact:
         self.paid = start + debt
         self.admitted += 1
         return True
+
+    def left(self, now: int) -> int:
+        """Permits that it has at *now*."""
+        return (self.law.room - max(self.paid - now // 1000 * self.law.rate, 0)) // self.law.cost
 
 
 def calls(scenario: Scenario, dice: random.Random) -> Iterator[tuple[int, int]]:

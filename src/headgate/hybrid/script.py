@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.hybrid.protocol import BUSY, DRAINING, ERROR, FULL, WIDE, Ask, Law, Reply, Style
+from headgate.hybrid.protocol import BRISK, BUSY, DRAINING, ERROR, FULL, RUSH, WIDE, Ask, Law, Reply, Style
 from headgate.redis.lua import Eval, Lua
 
 FIELDS = 14  # of a reply
@@ -178,21 +178,25 @@ end
 local function lease_of(s, law, style, ask, held, free)
   local full = (free + s.out * law.cost) / law.room > @FULL@
   local there = max(floor(free / law.cost), 0)
-  if ask.op ~= 'sync' or ask.want <= held then return 0, full end
+  if ask.op ~= 'sync' or ask.want <= held then return 0, full, false end
   if ask.spare > 0 then
     local plenty = full and s.nodes * 1000 <= style.report_full * law.limit
-    return plenty and min(ask.want - held, there) or 0, full
+    return plenty and min(ask.want - held, there) or 0, full, false
   end
   local part = s.demand > 0 and ask.demand / s.demand or 1 / s.nodes
   local most = style.leased * law.limit / 1000
   local cap = most * max(part, 1 / s.nodes) - held
   local fair = max(1, ceil(there * min(1, @WIDE@ * part)))
-  return max(floor(min(ask.want - held, cap, fair, there, most - s.out)), 0), full
+  local lease = max(floor(min(ask.want - held, cap, fair, there, most - s.out)), 0)
+  return lease, full, fair <= lease and lease < ask.want - held
 end
 
-local function pause_of(s, law, style, full)
+local function pause_of(s, law, style, full, busy, free)
   local part = full and style.report_full or style.report
-  if full and s.demand > law.speed then part = part / @DRAINING@ end
+  if full and s.demand * 1000 > law.speed * @RUSH@ then part = part / @DRAINING@ end
+  if busy and not law.windowed then
+    part = min(part, max((law.room - free - s.out * law.cost) / law.room * 500, @BRISK@))
+  end
   local spent = max(min(s.demand, law.speed), 1)
   return floor(min(part * law.limit * 1000000 / spent, LONGEST_PAUSE))
 end
@@ -275,15 +279,15 @@ local function sync(key, law, style, node, ask)
   s.demand = s.demand + ask.demand - record.demand
   local many = s.nodes
   local busy = s.demand * 1000 > law.speed * @BUSY@
-  local lease, full = lease_of(s, law, style, ask, held, free)
+  local lease, full, rationed = lease_of(s, law, style, ask, held, free)
   free = free - lease * law.cost
   s.out = s.out + lease
   local others = s.out - held - lease
-  local pause = pause_of(s, law, style, full)
+  local pause = pause_of(s, law, style, full, busy, free)
   local wait = 0
   if free < law.cost then
     wait = others == 0 and soonest(s, law, now, free) or pause
-  elseif busy and lease < ask.want - held and ask.spare == 0 and 2 * ask.demand < s.demand and 2 * free < law.room then
+  elseif busy and rationed and 2 * ask.demand < s.demand and 2 * free < law.room then
     wait = pause
   end
 
@@ -323,6 +327,8 @@ return replies
 """.replace("@FULL@", str(FULL))
     .replace("@WIDE@", str(WIDE))
     .replace("@BUSY@", str(BUSY))
+    .replace("@RUSH@", str(RUSH))
+    .replace("@BRISK@", str(BRISK))
     .replace("@DRAINING@", str(DRAINING))
     .replace("@PER_KEY@", str(PER_KEY))
     .replace("@FIELDS@", str(FIELDS))

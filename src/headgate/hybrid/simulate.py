@@ -23,7 +23,7 @@ from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.member import Errand, Member, Waiter
 from headgate.hybrid.naive import naive
 from headgate.hybrid.node import Node
-from headgate.hybrid.protocol import STYLES, Reply
+from headgate.hybrid.protocol import STYLES, Ask, Reply
 from headgate.hybrid.scenario import Outcome, Recorder, Scenario, calls
 from headgate.rule import Rule
 
@@ -160,7 +160,17 @@ class Fleet:
             self.processes[place].call()
         outcome = self.recorder.finish()
         outcome.trips, outcome.syncs, outcome.burned = self.trips, self.syncs, self.burned
+        exact = outcome.exact + self.recorder.exact.left(self.now)
+        outcome.lost = exact - outcome.admitted - self._left()
         return outcome
+
+    def _left(self) -> int:
+        """Permits that are free, or on lease and not spent."""
+        member = self.processes[0].member
+        look = Ask("peek", member.id, 0, 0, 0, 0, 0, 0, 0, (), 0, 0, 0, 0)
+        free = self.ledger.sync(self.now // 1000, member.law, member.style, look).free
+        leases = [lease for process in self.processes for lease in process.member.table.leases.values()]
+        return (free + sum(lease.balance for lease in leases if self.now < lease.expires)) // member.law.cost
 
 
 def simulate(scenario: Scenario) -> Outcome:
@@ -195,6 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{scenario.nodes} nodes, {scenario.quota}, {scenario.load:g} times the rate, {scenario.trip:g} ms to Redis")
     for outcome in outcomes:
         print(outcome.row())
+    print(f"Of what leases are short, {max(outcomes[0].lost, 0):,} are lost: the rest is free or on lease, spent next.")
     if svg:
         from headgate.hybrid.plot import write
 
