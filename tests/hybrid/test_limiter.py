@@ -130,6 +130,19 @@ def test_refund(redis_server: Server) -> None:
                 limiter.refund("k", bad)  # type: ignore[arg-type]  # that is the test
 
 
+def test_a_refund_just_before_the_end(redis_server: Server) -> None:
+    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+        assert limiter.try_acquire("k", 30)
+    limiter = HybridLimiter(SLOW, store=redis_server.url)
+    node = limiter._gate.node
+    with node.lock:  # nobody drives
+        limiter.refund("k", 10)
+        node.dismiss(limiter._gate.member)
+    limiter.close()
+    with HybridLimiter(SLOW, store=redis_server.url) as other:
+        assert other.peek("k", 0).remaining == 80
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_reset(kind: str, redis_server: Server) -> None:
     with HybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:

@@ -102,6 +102,7 @@ class Gate:
         self.node = synchroniser.node
         self.now = synchroniser.read_clock
         self.nudge = synchroniser.nudge
+        self.inside = synchroniser.inside
         self.member = Member(
             self.node, rule, store.style, on_store_error, store.namer(rule), self.now, self._remote, store.max_keys
         )
@@ -119,7 +120,7 @@ class Gate:
 
     def _remote(self, key: str, permits: int) -> Any:
         """What the table cannot answer."""
-        if self._optimistic and not self.node.mine():
+        if self._optimistic and not self.inside():
             made = self.node.trust(self.member, key, int(permits), self.now())
             if made:
                 self.nudge()
@@ -135,7 +136,11 @@ class Gate:
         self.nudge()
 
     def _give_back(self, key: str, permits: int) -> None:
-        self.node.refund(self.member, check_key(key), check_permits(permits), self.now())
+        key, permits = check_key(key), check_permits(permits)
+        if self.inside():
+            self.node.refunds.append((self.member, key, permits))
+        else:
+            self.node.refund(self.member, key, permits, self.now())
         self.nudge()
 
     def _hurried(self, key: str, permits: int, patience: float) -> Any:
@@ -179,15 +184,16 @@ class HybridGate(Gate):
         self.node.forget(self.member)
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
-        done = threading.Event()
-        waiter = Waiter(op, permits, done.set)
-        if self.node.mine():  # a signal handler: whoever could answer waits for the lock of what it interrupted
+        done = threading.Lock()  # and no Event, in which a signal handler can keep others from telling anybody
+        done.acquire()
+        waiter = Waiter(op, permits, done.release)
+        if self.inside():  # whoever could answer waits for the lock of what was interrupted
             return self.node.interrupted(self.member, key, waiter, self.now())
         try:
             self._join(key, waiter)
-            if patience is not None and not done.wait(patience):
-                return self.node.give_up(self.member, key, waiter, self.now())
-            while not done.wait(1.0):
+            while not done.acquire(timeout=1.0 if patience is None else max(patience, 0.0)):
+                if patience is not None:
+                    return self.node.give_up(self.member, key, waiter, self.now())
                 self.nudge()  # should the thread have died, there is a new one
         except BaseException:
             self.node.abandon(self.member, key, waiter)

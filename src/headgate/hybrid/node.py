@@ -34,6 +34,7 @@ class Node:
         self.thirsty: deque[Lease] = deque()  # those that callers have drawn low
         self.waiting: dict[Lease, list[Waiter]] = {}
         self.leaving: dict[tuple[Member, str], Lease] = {}  # in no table any more, and not given back yet
+        self.refunds: deque[tuple[Member, str, int]] = deque()  # put off: they came in the middle of something
         self.members: list[Member] = []  # those who hold leases, or may
         self.everybody: weakref.WeakSet[Member] = weakref.WeakSet()
         self.seq = 0
@@ -57,6 +58,7 @@ class Node:
         """Start anew in the child of a fork: what the parent holds is the parent's."""
         self.lock = threading.RLock()
         self.thirsty.clear()
+        self.refunds.clear()
         self.waiting, self.leaving, self._wheel, self._ticks = {}, {}, {}, []
         self.busy = False
         self._heard(None)
@@ -154,7 +156,7 @@ class Node:
 
     def leave(self, lease: Lease) -> None:
         """See to it that what *lease* holds goes back; it is in no table any more."""
-        told = (lease.lid and lease.worth()) or lease.debt
+        told = (lease.lid and lease.worth()) or lease.debt or lease.refund
         if lease.flight or (told and len(self.leaving) < QUEUE):
             self.leaving[lease.home, lease.key] = lease
 
@@ -174,6 +176,7 @@ class Node:
     def dismiss(self, member: Member) -> None:
         """Give back everything that *member* holds."""
         with self.lock:
+            self._catch_up(member.table.read_clock())
             leases = list(member.table.leases.values())
             member.table.leases.clear()
             for lease in leases:
@@ -181,11 +184,17 @@ class Node:
                     self._answer_all(lease, waiters, member.table.read_clock())
                 self.leave(lease)
 
+    def unsettled(self) -> bool:
+        """Whether something is on its way out that Redis may still hear of."""
+        with self.lock:  # what is gathered is neither here nor there for a moment
+            return bool(self.leaving or self.busy) and self.down is None
+
     # ------------------------------------------------------------------------------------------------- driver
 
     def gather(self, now: int) -> list[Errand]:
         """What to ask now, at most a batch; nothing may be under way."""
         with self.lock:
+            self._catch_up(now)
             if self.down is not None and now < self.retry_at:
                 return []
             if not self.waiting and now < self.last_trip + TICK:
@@ -199,7 +208,7 @@ class Node:
                     picked[lease] = "sync"
             while self.leaving and len(picked) < few:
                 _, lease = self.leaving.popitem()
-                if lease.debt or now < lease.expires:
+                if lease.debt or lease.refund or now < lease.expires:
                     picked[lease] = "release"
             while self.thirsty and len(picked) < few:
                 lease = self.thirsty.popleft()
@@ -268,6 +277,10 @@ class Node:
         return None if until is None else max(until - now, 0) / SECOND
 
     # ------------------------------------------------------------------------------------------------- inside
+
+    def _catch_up(self, now: int) -> None:
+        while self.refunds:
+            self.refund(*self.refunds.popleft(), now)
 
     def _turn(self, now: int, picked: dict[Lease, str], few: int) -> None:
         """Pick the leases whose time has come, and forget those that hold nothing and that nobody asks for."""

@@ -56,6 +56,10 @@ class Synchroniser:
         """There is something to do now."""
         raise NotImplementedError
 
+    def inside(self) -> bool:
+        """Whether who asks is a signal handler that interrupted a step which nothing may come into."""
+        return self.node.mine()
+
     def gather(self) -> list[Errand]:
         """What to ask now. A machine that was suspended has lost its leases: the monotonic clock stood still."""
         slept = asleep()
@@ -93,24 +97,35 @@ class ThreadSynchroniser(Synchroniser):
         self.wake = threading.Event()
         self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
+        self._nudging: set[int] = set()  # threads: whom one of them wakes up cannot go on before it has
 
     def renew(self) -> None:
         super().renew()
         self._start()
 
     def nudge(self) -> None:
-        self.wake.set()
-        thread = self._thread
-        if thread is None or not thread.is_alive():  # a signal may have interrupted its start
-            with self._starting:
-                if self._thread is None or not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
-                    self._thread.start()
+        own = threading.get_ident()
+        if own in self._nudging:
+            return  # a signal handler in the middle of this: its lock is no other's, and it is being done anyway
+        try:
+            self._nudging.add(own)
+            self.wake.set()
+            thread = self._thread
+            if thread is None or not thread.is_alive():  # a signal may have interrupted its start
+                with self._starting:
+                    if self._thread is None or not self._thread.is_alive():
+                        self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
+                        self._thread.start()
+        finally:
+            self._nudging.discard(own)
+
+    def inside(self) -> bool:
+        return threading.get_ident() in self._nudging or self.node.mine()
 
     def settle(self, timeout: float) -> None:
         """Wait until everything that is on its way out has left, *timeout* seconds at most."""
         until = monotonic() + timeout
-        while (self.node.leaving or self.node.busy) and not self.node.down and monotonic() < until:
+        while self.node.unsettled() and monotonic() < until:
             self.nudge()
             sleep(0.001)
 
@@ -176,7 +191,7 @@ class LoopSynchroniser(Synchroniser):
         """Wait until everything that is on its way out has left, *timeout* seconds at most; then end."""
         try:
             async with asyncio.timeout(timeout):
-                while (self.node.leaving or self.node.busy) and not self.node.down:
+                while self.node.unsettled():
                     self.nudge()
                     await asyncio.sleep(0.001)
         except TimeoutError:

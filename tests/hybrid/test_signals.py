@@ -1,0 +1,80 @@
+"""A signal handler may call the limiter whatever it interrupts, and nothing hangs, is lost or comes twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import headgate
+from headgate import HybridLimiter
+from tests.servers import Server
+
+HERE = (str(Path(headgate.__file__).parent / "hybrid"), "threading.py")
+PLENTY = 1000  # lines, more than any call has
+
+
+def interrupt(line: int, call: Callable[[], object], handler: Callable[[], object]) -> bool:
+    """Run *call*, and *handler* in between, before the *line*-th line of ours; whether there are so many."""
+    left = line
+
+    def each(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not (frame.f_code.co_filename.startswith(HERE[0]) or frame.f_code.co_filename.endswith(HERE[1])):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                handler()
+        return each
+
+    before = sys.gettrace()
+    sys.settrace(each)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+@pytest.mark.parametrize(
+    "interrupted, known, spent",
+    [
+        ("take", True, [9 + 7 - 1]),
+        ("take", False, [7, 7 - 1]),  # nothing was taken yet when it came, or all of it
+        ("refund", True, [9 - 2 - 1]),
+        ("refund", False, [0]),
+        ("peek", True, [9 - 1]),
+    ],
+)
+def test_a_signal_handler_between_any_two_lines(
+    interrupted: str, known: bool, spent: list[int], redis_server: Server
+) -> None:
+    degraded = lines = 0
+    with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
+        calls = {
+            "take": lambda key: limiter.try_acquire(key, 7),
+            "refund": lambda key: limiter.refund(key, 2),
+            "peek": lambda key: limiter.peek(key, 3),
+        }
+        more = True
+        while more and lines < PLENTY:
+            lines += 1
+            key = f"k{lines}"
+            assert not known or limiter.try_acquire(key, 9)
+
+            def handler(key: str = key) -> None:
+                nonlocal degraded
+                limiter.refund(key, 1)
+                degraded += limiter.try_acquire(f"{key} from within").degraded
+
+            more = interrupt(lines, partial(calls[interrupted], key), handler)
+    assert 5 < lines < PLENTY and degraded < lines
+    with HybridLimiter("100/day", store=redis_server.patient_url) as other:
+        for line in range(1, lines):
+            assert 100 - other.peek(f"k{line}", 0).remaining in spent, f"before line {line}"
