@@ -432,9 +432,7 @@ def test_waiting_for_retry_after_is_enough(kind: str, redis_server: Server) -> N
     limiter = HybridLimiter("5/minute", algorithm=kind, store=store)
     for permits in (1, 1, 3, 2, 1, 5, 4, 1):
         decision = limiter.try_acquire("k", permits)
-        for _ in range(10 if kind == "sliding_window_counter" else 1):
-            if decision:
-                break
+        if not decision:
             clock.advance(decision.retry_after)
             decision = limiter.try_acquire("k", permits)
         assert decision, f"{permits} after {decision.retry_after}"

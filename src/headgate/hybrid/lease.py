@@ -284,7 +284,7 @@ class Lease:
             if missing > 0:
                 self.deny_from = least
                 self.there = least - self.balance
-                self.deny_until = self.sent_at + missing // law.rate * 1000
+                self.deny_until = self.sent_at + -(-missing // law.rate) * 1000
 
     def told(self, now: int, until: int) -> None:
         """A caller was refused at *now* and told to come back; of several the first counts."""

@@ -120,14 +120,16 @@ class Ledger:
         debt = max(ask.debt - record.debt, 0)  # some may have been charged by an ask whose reply was lost
         if debt:
             free = min(free, max(free - debt * law.cost, -law.room))
-        before = free
-        for (_, permits), many in zip(ask.needs, serve(free, law.cost, ask.needs), strict=True):
+        before, refused = free, 0
+        for (count, permits), many in zip(ask.needs, serve(free, law.cost, ask.needs), strict=True):
             free -= many * permits * law.cost
+            if many < count:
+                refused = max(refused, permits)
 
         self.demand += ask.demand - record.demand
         many = len(self.nodes)
         busy = self.demand * 1000 > law.speed * BUSY
-        lease, full, rationed = self._lease(law, style, ask, held, free, many)
+        lease, full, rationed = self._lease(law, style, ask, held, free, many, refused)
         free -= lease * law.cost
         self.out += lease
         others = self.out - held - lease
@@ -231,20 +233,24 @@ class Ledger:
         others, many = self.out - own, len(self.nodes)
         return Reply(OK, 0, 0, own, free, free, others, many, 0, 0, ends, 0, self.current, self.previous)
 
-    def _lease(self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int) -> tuple[int, bool, bool]:
+    def _lease(
+        self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int, refused: int
+    ) -> tuple[int, bool, bool]:
         """Permits to grant, whether the bucket is full, and whether there were more but for the others' sake."""
         full = (free + self.out * law.cost) / law.room > FULL
         there = max(free // law.cost, 0)
-        if ask.op != "sync" or ask.want <= held:
+        # what is leased is not in the way of who was refused and comes again; with a counter all of it would be
+        room = law.limit - refused - self.out if law.kind != "counter" or refused == 0 else 0
+        if ask.op != "sync" or ask.want <= held or room < 1:
             return 0, full, False
         if ask.spare:
             plenty = full and many * 1000 <= style.report_full * law.limit
-            return (min(ask.want - held, there) if plenty else 0), full, False
+            return (min(ask.want - held, there, room) if plenty else 0), full, False
         part = ask.demand / self.demand if self.demand > 0 else 1 / many
         most = style.leased * law.limit / 1000
         cap = most * max(part, 1 / many) - held
         fair = max(1, ceil(there * min(1, WIDE * part)))
-        lease = max(floor(min(ask.want - held, cap, fair, there, most - self.out)), 0)
+        lease = max(floor(min(ask.want - held, cap, fair, there, most - self.out, room)), 0)
         return lease, full, fair <= lease < ask.want - held
 
     def _pause(self, law: Law, style: Style, full: bool, busy: bool, free: int) -> int:

@@ -175,19 +175,20 @@ local function overhang(s, law)
   return law.windowed and max(s.out - s.current, 0) * law.cost or 0
 end
 
-local function lease_of(s, law, style, ask, held, free)
+local function lease_of(s, law, style, ask, held, free, refused)
   local full = (free + s.out * law.cost) / law.room > @FULL@
   local there = max(floor(free / law.cost), 0)
-  if ask.op ~= 'sync' or ask.want <= held then return 0, full, false end
+  local room = (law.kind ~= 'counter' or refused == 0) and law.limit - refused - s.out or 0
+  if ask.op ~= 'sync' or ask.want <= held or room < 1 then return 0, full, false end
   if ask.spare > 0 then
     local plenty = full and s.nodes * 1000 <= style.report_full * law.limit
-    return plenty and min(ask.want - held, there) or 0, full, false
+    return plenty and min(ask.want - held, there, room) or 0, full, false
   end
   local part = s.demand > 0 and ask.demand / s.demand or 1 / s.nodes
   local most = style.leased * law.limit / 1000
   local cap = most * max(part, 1 / s.nodes) - held
   local fair = max(1, ceil(there * min(1, @WIDE@ * part)))
-  local lease = max(floor(min(ask.want - held, cap, fair, there, most - s.out)), 0)
+  local lease = max(floor(min(ask.want - held, cap, fair, there, most - s.out, room)), 0)
   return lease, full, fair <= lease and lease < ask.want - held
 end
 
@@ -270,16 +271,18 @@ local function sync(key, law, style, node, ask)
   free = max(free, min(free + ask.refund * law.cost, top))
   local debt = max(ask.debt - record.debt, 0)
   if debt > 0 then free = min(free, max(free - debt * law.cost, -law.room)) end
-  local before = free
+  local before, refused = free, 0
   for count, permits in string.gmatch(ask.needs, '(%d+)x(%d+)') do
-    local price = permits * law.cost
-    if free > 0 then free = free - min(tonumber(count), floor(free / price)) * price end
+    local price, many = permits * law.cost, 0
+    if free > 0 then many = min(tonumber(count), floor(free / price)) end
+    free = free - many * price
+    if many < tonumber(count) then refused = max(refused, tonumber(permits)) end
   end
 
   s.demand = s.demand + ask.demand - record.demand
   local many = s.nodes
   local busy = s.demand * 1000 > law.speed * @BUSY@
-  local lease, full, rationed = lease_of(s, law, style, ask, held, free)
+  local lease, full, rationed = lease_of(s, law, style, ask, held, free, refused)
   free = free - lease * law.cost
   s.out = s.out + lease
   local others = s.out - held - lease

@@ -84,7 +84,7 @@ class Table:
                 decision._reset = self.room - spare if self.period == 0 else self.over(lease, now)
                 decision._retry = 0
                 return decision
-            if now < lease.deny_until and cost >= lease.deny_from:
+            if now < lease.deny_until and self.certain(lease, cost):
                 lease.denied += cost
                 return self.deny(lease, now, cost)
             if self.outage.down is not None:
@@ -118,7 +118,7 @@ class Table:
             if left >= 0 and now < lease.expires and lease.balance > 0:
                 spare = left + lease.beyond
                 return answer(True, self.units, spare, self.reset(lease, now, spare), 0)
-            if now < lease.deny_until and cost >= lease.deny_from:
+            if now < lease.deny_until and self.certain(lease, cost):
                 return self.deny(lease, now, cost)
             return None
 
@@ -137,6 +137,14 @@ class Table:
             missing = self.room - lease.balance - lease.beyond - times(lease.others + lease.refund, self.cost)
             lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
+
+    def certain(self, lease: Lease, cost: int) -> bool:
+        """Whether an ask for *cost* units can be refused here: not if it may have to wait for what is not reported."""
+        if cost < lease.deny_from:
+            return False
+        if self.counter:  # what is here would count in the next window
+            return cost == self.cost or lease.balance == 0
+        return cost <= self.room - lease.mark + lease.balance  # what was spent leaves no room to refill
 
     def deny(self, lease: Lease, now: int, cost: int) -> Decision:
         """The refusal of an ask for *cost* units, from what is known here."""
