@@ -304,6 +304,12 @@ def _farewell() -> None:
     with suppress(RuntimeError):  # too late to start a thread
         for gate in gates:
             gate.synchroniser.settle(until - monotonic())
+    for store in list(_OPEN):
+        for loop, left in store.loops.items():
+            if loop.is_closed():  # without `aclose()`; and nobody is left who could drive it
+                with suppress(Exception):
+                    left.node.dismiss(left.member)
+                    left.synchroniser.leave(until)
 
 
 atexit.register(_farewell)
