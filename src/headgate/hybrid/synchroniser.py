@@ -199,12 +199,11 @@ class LoopSynchroniser(Synchroniser):
 
     def leave(self, until: float) -> None:
         """Send what is on its way out without an event loop, one trip after the other; none begins after *until*."""
-        self.node.busy = False
-        self.node.retry_at = 0  # a trip that ended with the loop says nothing about Redis
-        while monotonic() < until and self.node.leaving and (errands := self.gather()):
-            for group, call in self.calls(errands):
+        while monotonic() < until and self.node.leaving:
+            self.node.retry_at = self.node.last_trip = 0  # at once, whatever became of a trip that ended with the loop
+            errands = self.gather()
+            for group, call in self.calls(errands) if errands else ():
                 self.deliver(group, self.store.threads().ask(script.SYNC, call))
-            self.node.busy = False
 
     async def stop(self) -> None:
         """End the task; what is under way is given up."""
