@@ -74,7 +74,7 @@ def test_a_signal_handler_between_any_two_lines(
                 degraded += limiter.try_acquire(f"{key} from within").degraded
 
             more = interrupt(lines, partial(calls[interrupted], key), handler)
-    assert 5 < lines < PLENTY and degraded < lines
+    assert 2 < lines < PLENTY and degraded < lines  # compiled there are few
     with HybridLimiter("100/day", store=redis_server.patient_url) as other:
         for line in range(1, lines):
             assert 100 - other.peek(f"k{line}", 0).remaining in spent, f"before line {line}"
