@@ -516,9 +516,12 @@ def test_an_ignore_that_fails_hides_nothing(name: str) -> None:
 
 async def test_a_function_that_is_not_async(name: str) -> None:
     breaker = AsyncCircuitBreaker(name, failures=1)
-    with pytest.raises(TypeError, match="async function"):
-        await breaker.call(lambda: 5)  # type: ignore[arg-type,return-value]  # what is tested
+    assert await breaker.call(max, 1, 2) == 2
+    assert await breaker.call(lambda: asyncio.sleep(0, 5)) == 5, "one that gives something to await is awaited"
     assert await breaker.state == "CLOSED"
+    with pytest.raises(ZeroDivisionError):
+        await breaker.call(lambda: 1 / 0)
+    assert await breaker.state == "OPEN"
 
 
 @pytest.mark.parametrize("options", [{"ignore": int}, {"ignore": (5,)}, {"on_change": 5}], ids=repr)

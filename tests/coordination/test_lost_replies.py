@@ -10,6 +10,7 @@ import pkgutil
 import re
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -441,7 +442,8 @@ def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: S
 
 
 # What is asked, and its answer; then others go on; then the first request comes once more, late, and changes nothing.
-LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
+Row = tuple[tuple[Any, ...], list[Any]]
+LATE: dict[str, list[Row]] = {
     "lock": [
         (("acquire", "a", TTL, ""), [1]),
         (("release", "a", TTL), [1]),
@@ -482,3 +484,67 @@ def test_a_request_that_comes_late(tool: str, redis_server: Server) -> None:
         twins.clock.advance(0.1)
         assert twins.step(op, *arguments)[: len(expected)] == expected, (op, arguments)
     twins.close()
+
+
+# A dequeue whose answer nobody heard is undone. Whatever happened meanwhile: once at most, and not if it was cancelled.
+BEAT = 5 * SECOND
+IN_LINE: list[Row] = [(("enqueue", "1", "a", 60 * SECOND, 0, BEAT), [0]), (("dequeue", "2", "", SECOND, 0, 0), ["a"])]
+UNHEARD: dict[str, list[Row]] = {
+    "whoever waited was told": [
+        (("look", "", "a", SECOND, 0, BEAT), ["served"]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        ((6.0,), []),  # it says no longer that it is there
+        (("dequeue", "3", "", SECOND, 0, 0), ["a"]),
+        (("dequeue", "4", "", SECOND, 0, 0), [""]),
+    ],
+    "whoever waited died": [
+        (("look", "", "a", SECOND, 0, 0), ["served"]),  # that was somebody who only looks
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        ((6.0,), []),
+        (("dequeue", "3", "", SECOND, 0, 0), [""]),
+    ],
+    "cancelled": [
+        (("cancel", "3", "a", SECOND, 0, 0), [0]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("size", "", "", SECOND, 0, 0), [0]),
+    ],
+    "came again": [
+        (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
+        (("dequeue", "5", "", SECOND, 0, 0), [""]),
+    ],
+    "came again, and another has it": [
+        (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
+        (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("dequeue", "5", "", SECOND, 0, 0), [""]),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", UNHEARD)
+def test_a_dequeue_that_nobody_heard(story: str, redis_server: Server) -> None:
+    twins = Twins(QUEUE, redis_server)
+    for (op, *arguments), expected in [*IN_LINE, *UNHEARD[story]]:
+        if isinstance(op, float):
+            twins.clock.advance(op)
+        else:
+            assert twins.step(op, *arguments)[: len(expected)] == expected, (op, arguments)
+    twins.close()
+
+
+def test_who_is_taken_out_and_not_heard_of_is_taken_out_by_the_same_call(redis_server: Server, name: str) -> None:
+    """A dequeue that may wait asks for its own answer, so that nobody is passed."""
+    with FaultyProxy(redis_server.port) as proxy, ThreadPoolExecutor() as threads:
+        queue, direct = WaitQueue(name, store=through(proxy, 0.5)), WaitQueue(name, store=redis_server.patient_url)
+        assert len(queue) == 0
+        for id in "abc":
+            direct.enqueue(id)
+        proxy.swallow_replies = True
+        taken = threads.submit(queue.dequeue, 20)
+        wait_until(lambda: len(direct) == 2, "the first is out")
+        proxy.swallow_replies = False
+        assert taken.result() == "a"
+        assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["b", "c", None]
+        queue.close()

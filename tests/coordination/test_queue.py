@@ -184,6 +184,25 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
 
 
+async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+    """For somebody to come, of whom only the first asks; or in line themselves, which each has to say now and then."""
+    queue = AsyncWaitQueue(name, store=redis_server.patient_url)
+    assert await queue.size() == 0
+    before = len(redis_server.client().client_list())
+    takers = [asyncio.create_task(queue.dequeue(timeout=None)) for _ in range(10_000)]
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
+    line = AsyncWaitQueue(f"{name}'", store=redis_server.patient_url)
+    standing = [asyncio.create_task(line.wait(f"r{number}", timeout=LONG)) for number in range(1_000)]
+    while await line.size() < 1_000:  # noqa: ASYNC110  # nobody tells when they stand in line
+        await asyncio.sleep(0.01)
+    assert len(redis_server.client().client_list()) - before <= 6
+    await queue.enqueue("one")
+    assert await asyncio.wait_for(takers[0], LONG) == "one"
+    for task in (*takers[1:], *standing):
+        task.cancel()
+    await asyncio.gather(*takers[1:], *standing, return_exceptions=True)
+
+
 def test_redis_is_down(name: str) -> None:
     queue = WaitQueue(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     for call in (lambda: queue.enqueue("a"), queue.dequeue, lambda: len(queue), lambda: queue.wait("a")):

@@ -21,7 +21,7 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
@@ -300,13 +300,15 @@ class AsyncCircuitBreaker:
         """CLOSED, OPEN or HALF_OPEN, awaited. One that could recover stays OPEN until somebody tries."""
         return self._run(self._plans.look())
 
-    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await *function* through the breaker."""
+    @overload
+    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def call(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call *function* through the breaker; await what it gives, if that is to be awaited."""
         async with self:
             result = function(*args, **kwargs)
-            if inspect.isawaitable(result):
-                return await result
-        raise TypeError(f"AsyncCircuitBreaker.call takes an async function, got {function!r:.80}")
+            return await result if inspect.isawaitable(result) else result
 
     async def record_success(self) -> None:
         """Count a success; within ``async with``, as the result of this call."""

@@ -86,24 +86,18 @@ class Plans:
         name: str,
         store: str | Store,
         lease: float,
-        slots: int,
+        slots: int | None,
         quota: Quotas,
         failures: int | None,
-        open_for: float,
-        successes: int,
+        open_for: float | None,
+        successes: int | None,
         clock: Clock | None,
     ) -> None:
         self.lease = seconds("lease", lease)
-        quotas = _quotas(quota)
-        rules = [
-            count("slots", slots),
-            0 if failures is None else count("failures", failures),
-            round(seconds("open_for", open_for) * MICROSECONDS),
-            count("successes", successes),
-            *(number for quota in quotas for number in (quota.limit, quota.period_us)),
-        ]
+        given = any(rule is not None for rule in (slots, quota, failures, open_for, successes))
+        rules = _rules(slots, quota, failures, open_for, successes) if given else ""
         self.lease_us = round(self.lease * MICROSECONDS)
-        self.rules = (self.lease_us, round(PATIENCE * MICROSECONDS), ",".join(map(str, rules)))
+        self.rules = (self.lease_us, round(PATIENCE * MICROSECONDS), rules)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
         # what two clocks may differ by in a lease
@@ -236,6 +230,19 @@ class Plans:
 
     def _later(self, step: Step) -> None:
         self.site.insist(step, self.clock.now() + self.lease_us)
+
+
+def _rules(
+    slots: int | None, quota: Quotas, failures: int | None, open_for: float | None, successes: int | None
+) -> str:
+    rules = [
+        count("slots", 1 if slots is None else slots),
+        0 if failures is None else count("failures", failures),
+        round(seconds("open_for", 600.0 if open_for is None else open_for) * MICROSECONDS),
+        count("successes", 3 if successes is None else successes),
+        *(number for each in _quotas(quota) for number in (each.limit, each.period_us)),
+    ]
+    return ",".join(map(str, rules))
 
 
 def _quotas(quota: Quotas) -> list[Quota]:

@@ -43,15 +43,15 @@ class Pool:
     name       what is shared
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     lease      seconds after which the member of a holder that died is back
-    slots      how many may have the same member at once
+    slots      how many may have the same member at once (1)
     quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
     failures   in a row that open a member's breaker; None: it has none
-    open_for   seconds that the breaker keeps it out
-    successes  that close it again
+    open_for   seconds that the breaker keeps it out (600)
+    successes  that close it again (3)
 
     The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
-    for all members. Who gives none changes none: an operator's script may add members without knowing them.
-    `CRAWLER` has those for careful crawlers.
+    for all members. Who gives none changes none: an operator's script may add members without knowing them. Who gives
+    one gives all: ``slots=1`` alone means no quota and no breaker. `CRAWLER` has those for careful crawlers.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Pool:
         *,
         store: str | Store = "memory://",
         lease: float = 30.0,
-        slots: int = 1,
+        slots: int | None = None,
         quota: Quotas = None,
         failures: int | None = None,
-        open_for: float = 600.0,
-        successes: int = 3,
+        open_for: float | None = None,
+        successes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
@@ -131,11 +131,11 @@ class AsyncPool:
         *,
         store: str | Store = "memory://",
         lease: float = 30.0,
-        slots: int = 1,
+        slots: int | None = None,
         quota: Quotas = None,
         failures: int | None = None,
-        open_for: float = 600.0,
-        successes: int = 3,
+        open_for: float | None = None,
+        successes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)

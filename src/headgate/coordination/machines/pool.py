@@ -27,7 +27,7 @@ REAPED = 100  # leases that ran out, and those who wait no longer, settled on th
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
 APART = 1000  # microseconds more than a window, for those who count in milliseconds or include both ends
 
-PLAIN = "1,0,600000000,3"  # the rules of a pool that was given none; they replace no others
+PLAIN = "1,0,600000000,3"  # the rules of a pool that nobody gave any
 
 CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 
@@ -35,15 +35,16 @@ CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 # log (when its uses were settled, oldest first).
 #
 # ARGV from 3: id; lease, patience (of those who wait), rules; then what the operation takes. The rules are numbers with
-# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota. Those of whoever added
-# members last count for all: somebody who only looks need not know them.
+# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota; or nothing. Those of
+# whoever gave some and added members last count for all: somebody who only looks need not know them.
 LUA = f"""
 local ready, members, leases, holders, done, waiting, alive, order, rules =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
 local before = redis.call('GET', rules)
-local current = before or ARGV[6]
-if op == 'add' and ARGV[6] ~= '{PLAIN}' then current = ARGV[6] end
+local given = ARGV[6] ~= '' and ARGV[6]
+local current = before or given or '{PLAIN}'
+if op == 'add' and given then current = given end
 if op == 'add' and current ~= before then redis.call('SET', rules, current) end
 local numbers = {{}}
 for number in string.gmatch(current, '%d+') do table.insert(numbers, tonumber(number)) end
@@ -330,7 +331,7 @@ class PoolState:
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
         before = self.rules
-        self.rules = arguments[2] if arguments[2] != PLAIN else before or PLAIN
+        self.rules = arguments[2] or before or PLAIN
         rules = self._begin(now, arguments)
         if before and before != self.rules:
             for member in sorted(self.members):
@@ -372,7 +373,7 @@ class PoolState:
 
     def _begin(self, now: int, arguments: tuple[Any, ...]) -> Rules:
         lease, patience, given, *rest = arguments
-        rules = Rules(self.rules or given, lease, patience, tuple(rest))
+        rules = Rules(self.rules or given or PLAIN, lease, patience, tuple(rest))
         for old in _due(self.leases, now):
             self._settle(old, "", 0, 0, 1, now, rules)
         for dead in _due(self.alive, now):
