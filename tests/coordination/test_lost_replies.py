@@ -8,10 +8,13 @@ import asyncio
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,6 +32,7 @@ from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
 from tests.servers import Server
 
+ROOT = Path(__file__).parent.parent.parent
 TTL = 30_000
 SECOND = 1_000_000
 RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
@@ -429,6 +433,50 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         assert direct.acquire(timeout=10).member == "a"
         assert queue.dequeue(timeout=10) == "first"
         lock.release()
+
+
+# Acquires a lock, is cancelled before it hears of it, and ends; each time when it is told to go on.
+ENDS = """
+import asyncio, sys
+import redis
+from headgate.coordination import AsyncLock
+
+async def main():
+    lock = AsyncLock(sys.argv[2], store=sys.argv[1], ttl=300)
+    async with lock:
+        pass
+    print("warm", flush=True)
+    sys.stdin.readline()
+    seen = redis.Redis(port=int(sys.argv[3]))
+    task = asyncio.create_task(lock.acquire())
+    while not seen.exists("lock:{" + sys.argv[2] + "}"):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    print("cancelled", flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_undoes_what_it_began(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        command = [sys.executable, "-c", ENDS, through(proxy), name, str(redis_server.port)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdin and process.stdout
+            assert process.stdout.readline() == "warm\n"
+            proxy.delay = 30.0  # longer than the test takes: it never hears of it
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "cancelled\n"
+            proxy.delay = 0.0
+            print(file=process.stdin, flush=True)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            process.communicate()
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=0), "it would be held by nobody for its TTL"
 
 
 def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: Server) -> None:
