@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, machines
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.machines.breaker import MACHINE as BREAKER
 from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.pool import MACHINE as POOL
 from headgate.coordination.machines.queue import MACHINE as QUEUE
-from headgate.coordination.place import Machine, Reply, Step
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.coordination.twins import Twins

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.coordination.place import Machine, Memory, Redis, Step
+from headgate.coordination.machine import Machine, Step
+from headgate.coordination.memory import Memory
+from headgate.coordination.redis import Redis
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.servers import Server

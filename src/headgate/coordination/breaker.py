@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
-from headgate.coordination.place import Redis, Step
+from headgate.coordination.redis import Redis
 from headgate.coordination.site import Plan, Site
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores import Store

@@ -12,7 +12,7 @@ import os
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from headgate.coordination.place import Step
+from headgate.coordination.machine import Step
 from headgate.errors import StoreUnavailable
 
 if TYPE_CHECKING:

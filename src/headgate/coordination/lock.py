@@ -22,8 +22,9 @@ from typing import Any, Protocol, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.lock import MACHINE
-from headgate.coordination.place import Memory, Step
+from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.coordination.timers import Timer

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.queue import KEPT, MACHINE
-from headgate.coordination.place import Step
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from headgate.clock import Clock
 from headgate.coordination.errand import Errand
-from headgate.coordination.place import Machine, Reply, Step, about, place_of
+from headgate.coordination.machine import Machine, Reply, Step, about
+from headgate.coordination.place import place_of
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
 
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
 
 KEPT = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
 
