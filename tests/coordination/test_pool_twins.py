@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.coordination.machines.member import PLAIN as USUAL
 from headgate.coordination.machines.pool import MACHINE
-from headgate.coordination.machines.pool import PLAIN as USUAL
 from tests.coordination.twins import Twins
 from tests.servers import Server
 

@@ -77,7 +77,7 @@ class Redis:
         if self._target:
             with self._lock:
                 if self._subscription is None:
-                    from headgate.coordination.wake import Subscription
+                    from headgate.coordination.subscription import Subscription
 
                     self._subscription = Subscription(self._target, self._heard)
             self._subscription.listen(channel)
