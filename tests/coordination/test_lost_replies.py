@@ -435,6 +435,35 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         lock.release()
 
 
+def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock, loop = AsyncLock(name, store=through(proxy, 3.0)), asyncio.new_event_loop()
+
+        async def warm_up() -> None:
+            async with lock:
+                pass
+
+        async def stop_amid() -> None:
+            task = asyncio.create_task(lock.acquire())
+            while not client.exists(f"lock:{{{name}}}"):  # noqa: ASYNC110  # it is another process that knows
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        client = redis_server.client()
+        loop.run_until_complete(warm_up())
+        proxy.delay = 30.0
+        loop.run_until_complete(stop_amid())
+        proxy.delay = 0.0
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=10)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 # Acquires a lock, is cancelled before it hears of it, and ends; each time when it is told to go on.
 ENDS = """
 import asyncio, sys

@@ -43,20 +43,27 @@ class Errand:
             self._task.add_done_callback(self._left)
 
     def _try(self) -> None:
+        over = True
+        try:
+            over = self._ask()
+        finally:
+            if over:
+                _UNDER_WAY.discard(self)
+            else:
+                self._later(EVERY, self._try)
+
+    def _ask(self) -> bool:
+        """Ask from a thread; whether there is no more to do."""
         site = self._site
         try:
             site.place.check(tasks=False)
+        except TypeError:
+            return True  # a client that only an event loop can use, and that has ended
+        try:
             site.place.step(site.machine, site.name, self._step)
         except StoreUnavailable:
-            if site.clock.now() < self._until:
-                self._later(EVERY, self._try)
-                return
-        except TypeError:
-            pass  # a client that only an event loop can use, and that has ended
-        except BaseException:
-            _UNDER_WAY.discard(self)
-            raise
-        _UNDER_WAY.discard(self)
+            return site.clock.now() >= self._until
+        return True
 
     async def _try_in_loop(self) -> None:
         site = self._site
@@ -70,9 +77,9 @@ class Errand:
             await asyncio.sleep(EVERY)
 
     def _look(self) -> None:
-        """A loop that ends may just forget what was begun while it ended."""
-        if self._loop.is_closed():
-            self._try()
+        """A loop that ends may just forget what was begun while it ended; one that stands still may never go on."""
+        if not self._loop.is_running():
+            self._try()  # if it does go on, that is done twice, which is the same as once
         elif not self._task.done():
             self._watch = self._later(EVERY, self._look)
 
