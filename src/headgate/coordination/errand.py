@@ -85,6 +85,8 @@ class Errand:
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._watch.cancel()
+        if self not in _UNDER_WAY:
+            return  # a thread has done it
         if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
             self._later(0, self._try)
         else:
