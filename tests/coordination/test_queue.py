@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncWaitQueue, WaitQueue
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
@@ -263,14 +264,24 @@ def test_bad_calls(url: str, name: str) -> None:
     assert issubclass(QueueFull, HeadgateError)
 
 
-def test_who_may_not_wait_asks_though_another_waits(url: str, name: str) -> None:
-    queue = WaitQueue(name, store=url)
+def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, asked = WaitQueue(name, store=url), 0
+    place = queue._plans.site.place
+    step = place.step
+
+    def count(machine: Machine, name: str, what: Step) -> Reply:
+        nonlocal asked
+        asked += threading.current_thread() is threading.main_thread()
+        return step(machine, name, what)
+
+    monkeypatch.setattr(place, "step", count)
     thread = threading.Thread(target=queue.dequeue, args=(LONG,))
     thread.start()
     line = queue._plans.site.place.line
     wait_until(lambda: len(line._places.get(queue._plans.site.channel, ())) == 1, "it waits")
     for _ in range(50):
         assert queue.dequeue(timeout=0) is None
+    assert asked == 50
     assert len(line._places[queue._plans.site.channel]) == 1, "places of those who left are kept"
     queue.enqueue("1")
     thread.join()
