@@ -355,6 +355,70 @@ def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None
     assert breaker.state == "CLOSED"
 
 
+# Ten workers that probe again and again, for nothing that counts, until they are told to succeed.
+WORKERS = """
+import sys, threading, time
+import redis
+from headgate.coordination import CircuitBreaker
+from headgate.errors import CircuitOpen
+
+url, name, port, me = sys.argv[1:]
+seen = redis.Redis(port=int(port))
+enter = seen.register_script('''
+redis.call('SADD', 'inside', ARGV[1])
+redis.call('INCR', 'entries')
+redis.call('SET', 'most', math.max(tonumber(redis.call('GET', 'most') or 0), redis.call('SCARD', 'inside')))
+''')
+
+def work(who):
+    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=8.0, ignore=KeyError)
+    while not seen.exists("over"):
+        try:
+            with breaker:
+                enter(args=[who])
+                time.sleep(0.02)
+                seen.srem("inside", who)
+                if not seen.exists("succeed"):
+                    raise KeyError
+        except KeyError:
+            pass
+        except CircuitOpen:
+            seen.sadd("refused", who)
+            time.sleep(0.02)
+
+for number in range(10):
+    threading.Thread(target=work, args=(f"{me} {number}",)).start()
+"""
+
+
+def test_50_workers_of_5_processes_of_which_one_is_killed(redis_server: Server, name: str) -> None:
+    """Never more probes at once than successes are missing, though all try all the time."""
+    url, client = redis_server.patient_url, redis_server.client()
+    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=8.0)
+    fail(breaker, 3)
+    command = [sys.executable, "-c", WORKERS, url, name, str(redis_server.port)]
+    processes = {str(number): subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(5)}
+    try:
+        wait_until(lambda: client.scard("refused") == 50, "all have been refused", timeout=40)
+        while not (inside := client.smembers("inside")):
+            pass
+        victim = next(iter(inside)).split()[0]
+        processes[victim].kill()
+        processes[victim].wait()
+        client.srem("inside", *(f"{victim} {number}" for number in range(10)))
+        entries = int(client.get("entries"))
+        wait_until(lambda: int(client.get("entries")) >= entries + 20, "those who live go on", timeout=LONG)
+        assert client.get("most") == "3"
+        assert breaker.state == "HALF_OPEN"
+        client.set("succeed", "now")
+        wait_until(lambda: breaker.state == "CLOSED", "three have succeeded, one in place of the dead", timeout=LONG)
+    finally:
+        client.set("over", "now")
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": ""}, InvalidKey, "256"),
     ({"name": "x", "failures": 0}, ValueError, "failures"),
@@ -452,9 +516,12 @@ def test_an_ignore_that_fails_hides_nothing(name: str) -> None:
 
 async def test_a_function_that_is_not_async(name: str) -> None:
     breaker = AsyncCircuitBreaker(name, failures=1)
-    with pytest.raises(TypeError, match="async function"):
-        await breaker.call(lambda: 5)  # type: ignore[arg-type,return-value]  # what is tested
+    assert await breaker.call(max, 1, 2) == 2
+    assert await breaker.call(lambda: asyncio.sleep(0, 5)) == 5, "one that gives something to await is awaited"
     assert await breaker.state == "CLOSED"
+    with pytest.raises(ZeroDivisionError):
+        await breaker.call(lambda: 1 / 0)
+    assert await breaker.state == "OPEN"
 
 
 @pytest.mark.parametrize("options", [{"ignore": int}, {"ignore": (5,)}, {"on_change": 5}], ids=repr)

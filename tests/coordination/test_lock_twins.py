@@ -15,10 +15,14 @@ OWNERS = st.sampled_from("abc")
 TTL = 30_000
 
 
+def comparable(answer: Sequence[Any]) -> Sequence[Any]:
+    """A server counts its TTLs by its own clock: that there is one to wait for is all that can be equal."""
+    return [*answer[:2], answer[2] > 0] if len(answer) == 3 else answer
+
+
 class LockTwins(Twins):
     def comparable(self, answer: Sequence[Any]) -> Sequence[Any]:
-        """A server counts its TTLs by its own clock: that there is one to wait for is all that can be equal."""
-        return [*answer[:2], answer[2] > 0] if len(answer) == 3 else answer
+        return comparable(answer)
 
     def expire(self) -> None:
         """The holder's time is over, and who released it is forgotten; only the counter stays."""

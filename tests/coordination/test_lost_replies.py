@@ -1,151 +1,234 @@
-"""Replies that are lost, late or cut off in the middle, once for every operation of every tool.
+"""Replies that are lost, late, doubled or cut off in the middle, once for every operation of every tool.
 
-The scenarios of the tools, step by step on Redis and in memory; but Redis is behind a proxy that loses the first reply
+The scenarios of the tools, step by step on Redis and in memory; but Redis is behind a proxy that breaks the first reply
 to every step. Memory hears every step once: equal answers mean that nothing was done twice, and nothing was lost.
 """
 
 import asyncio
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, machines
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.machines.breaker import MACHINE as BREAKER
 from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.pool import MACHINE as POOL
 from headgate.coordination.machines.queue import MACHINE as QUEUE
-from headgate.coordination.place import Machine, Step
 from headgate.errors import StoreUnavailable
-from tests.coordination.test_lock_twins import LockTwins
+from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.coordination.twins import Twins
 from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
 from tests.servers import Server
 
+ROOT = Path(__file__).parent.parent.parent
 TTL = 30_000
 SECOND = 1_000_000
 RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
 BY_RATE = (2, 10 * SECOND, 2, 4 * SECOND, 500_000, 60 * SECOND, 3)
 POOL_RULES = (5 * SECOND, 2 * SECOND, "1,2,10000000,2,3,20000000")
-SCENARIOS: dict[str, tuple[type[Twins], Machine, list[tuple[Any, ...]]]] = {
-    "lock": (
-        LockTwins,
-        LOCK,
-        [
-            ("acquire", "a", TTL, ""),
-            ("acquire", "b", TTL, ""),
-            ("renew", "a", TTL),
-            ("renew", "b", TTL),
-            ("release", "b", TTL),
-            ("release", "a", TTL),
-            ("acquire", "c", TTL, ""),
-            ("acquire", "d", TTL, "c"),
-            ("release", "c", TTL),
-            ("release", "d", TTL),
-        ],
-    ),
-    "breaker": (
-        Twins,
-        BREAKER,
-        [
-            ("admit", "a", -1, "", *RULES),
-            ("report", "a", 0, "failure", *RULES),
-            ("report", "b", 0, "failure", *RULES),
-            ("look", "", -1, "", *RULES),
-            ("admit", "c", -1, "", *RULES),
-            ("force", "d", -1, "CLOSED", *RULES),
-            ("force", "e", -1, "", *RULES),
-            ("report", "f", -1, "failure", *RULES),
-            ("report", "g", -1, "failure", *RULES),
-            (11.0,),
-            ("recover", "h", -1, "", *RULES),
-            ("admit", "i", -1, "", *RULES),
-            ("admit", "j", -1, "", *RULES),
-            ("admit", "k", -1, "", *RULES),
-            ("report", "i", 5, "success", *RULES),
-            ("report", "j", 5, "ignored", *RULES),
-            ("admit", "l", -1, "", *RULES),
-            ("report", "l", 5, "success", *RULES),
-            ("report", "m", -1, "failure", *BY_RATE),
-            ("report", "n", -1, "success", *BY_RATE),
-            ("report", "o", -1, "failure", *BY_RATE),
-        ],
-    ),
-    "pool": (
-        Twins,
-        POOL,
-        [
-            ("add", "", *POOL_RULES, "a", "b"),
-            ("acquire", "1", *POOL_RULES, 0),
-            ("acquire", "2", *POOL_RULES, 0),
-            ("acquire", "3", *POOL_RULES, 1),
-            ("renew", "1", *POOL_RULES),
-            ("settle", "1", *POOL_RULES, "failure", 0, 0, 1),
-            ("acquire", "4", *POOL_RULES, 0),
-            ("acquire", "3", *POOL_RULES, 1),
-            ("settle", "3", *POOL_RULES, "failure", 0, 0, 1),
-            ("status", "", *POOL_RULES),
-            (11.0,),
-            ("renew", "2", *POOL_RULES),
-            ("settle", "2", *POOL_RULES, "success", 0, 0, 1),
-            ("acquire", "5", *POOL_RULES, 0),
-            ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
-            ("retire", "", *POOL_RULES, "b"),
-            ("add", "", *POOL_RULES, "b"),
-            ("status", "", *POOL_RULES),
-        ],
-    ),
-    "queue": (
-        Twins,
-        QUEUE,
-        [
-            ("enqueue", "1", "a", 10 * SECOND, 3, 0),
-            ("enqueue", "2", "b", 10 * SECOND, 3, 2 * SECOND),
-            ("enqueue", "3", "c", 10 * SECOND, 3, 0),
-            ("enqueue", "4", "d", 10 * SECOND, 3, 0),
-            ("enqueue", "5", "a", 10 * SECOND, 3, 0),
-            ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
-            ("dequeue", "6", "", 10 * SECOND, 3, 0),
-            ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
-            ("dequeue", "7", "", 10 * SECOND, 3, 0),
-            ("cancel", "8", "c", 10 * SECOND, 3, 0),
-            ("size", "", "", 10 * SECOND, 3, 0),
-            ("dequeue", "9", "", 10 * SECOND, 3, 0),
-            ("dequeue", "10", "", 10 * SECOND, 3, 0),
-            ("look", "", "b", 10 * SECOND, 3, 0),
-        ],
-    ),
+SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
+    "lock": [
+        ("acquire", "a", TTL, ""),
+        ("acquire", "b", TTL, ""),
+        ("renew", "a", TTL),
+        ("renew", "b", TTL),
+        ("release", "b", TTL),
+        ("release", "a", TTL),
+        ("acquire", "c", TTL, ""),
+        ("acquire", "d", TTL, "c"),
+        ("release", "c", TTL),
+        ("release", "d", TTL),
+    ],
+    "breaker": [
+        ("admit", "a", -1, "", *RULES),
+        ("report", "a", 0, "failure", *RULES),
+        ("report", "b", 0, "failure", *RULES),
+        ("look", "", -1, "", *RULES),
+        ("admit", "c", -1, "", *RULES),
+        ("force", "d", -1, "CLOSED", *RULES),
+        ("force", "e", -1, "", *RULES),
+        ("report", "f", -1, "failure", *RULES),
+        ("report", "g", -1, "failure", *RULES),
+        (11.0,),
+        ("recover", "h", -1, "", *RULES),
+        ("admit", "i", -1, "", *RULES),
+        ("admit", "j", -1, "", *RULES),
+        ("admit", "k", -1, "", *RULES),
+        ("report", "i", 5, "success", *RULES),
+        ("report", "j", 5, "ignored", *RULES),
+        ("admit", "l", -1, "", *RULES),
+        ("report", "l", 5, "success", *RULES),
+        ("report", "m", -1, "failure", *BY_RATE),
+        ("report", "n", -1, "success", *BY_RATE),
+        ("report", "o", -1, "failure", *BY_RATE),
+    ],
+    "pool": [
+        ("add", "", *POOL_RULES, "a", "b"),
+        ("acquire", "1", *POOL_RULES, 0),
+        ("acquire", "2", *POOL_RULES, 0),
+        ("acquire", "3", *POOL_RULES, 1),
+        ("renew", "1", *POOL_RULES),
+        ("settle", "1", *POOL_RULES, "failure", 0, 0, 1),
+        ("acquire", "4", *POOL_RULES, 0),
+        ("acquire", "3", *POOL_RULES, 1),
+        ("settle", "3", *POOL_RULES, "failure", 0, 0, 1),
+        ("status", "", *POOL_RULES),
+        (11.0,),
+        ("renew", "2", *POOL_RULES),
+        ("settle", "2", *POOL_RULES, "success", 0, 0, 1),
+        ("acquire", "5", *POOL_RULES, 0),
+        ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
+        ("retire", "", *POOL_RULES, "b"),
+        ("add", "", *POOL_RULES, "b"),
+        ("status", "", *POOL_RULES),
+    ],
+    "queue": [
+        ("enqueue", "1", "a", 10 * SECOND, 3, 0),
+        ("enqueue", "2", "b", 10 * SECOND, 3, 2 * SECOND),
+        ("enqueue", "3", "c", 10 * SECOND, 3, 0),
+        ("enqueue", "4", "d", 10 * SECOND, 3, 0),
+        ("enqueue", "5", "a", 10 * SECOND, 3, 0),
+        ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
+        ("dequeue", "6", "", 10 * SECOND, 3, 0),
+        ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
+        ("dequeue", "7", "", 10 * SECOND, 3, 0),
+        ("cancel", "8", "c", 10 * SECOND, 3, 0),
+        ("size", "", "", 10 * SECOND, 3, 0),
+        ("dequeue", "9", "", 10 * SECOND, 3, 0),
+        ("dequeue", "10", "", 10 * SECOND, 3, 0),
+        ("look", "", "b", 10 * SECOND, 3, 0),
+    ],
 }
 
 
-FAULTS = {"lost": 0, "cut off": 5}
+DOORS = ["threads", "tasks"]
+MACHINES = {"lock": LOCK, "breaker": BREAKER, "pool": POOL, "queue": QUEUE}
 
 
-@pytest.mark.parametrize("bytes_before", FAULTS.values(), ids=FAULTS)
-@pytest.mark.parametrize("tool", SCENARIOS)
-def test_every_step(tool: str, bytes_before: int, redis_server: Server) -> None:
-    kind, machine, steps = SCENARIOS[tool]
-    with FaultyProxy(redis_server.port) as proxy:
-        twins = kind(machine, redis_server, url=proxy.url)
-        twins.redis.step(
-            machine, "warm-up", Step(steps[0][0], steps[0][1:])
-        )  # the server knows the script: what is lost is an answer
-        for op, *arguments in steps:
-            twins.clock.advance(op if isinstance(op, float) else 0.000_001)
-            if isinstance(op, str):
-                before, proxy.truncate = proxy.truncated, bytes_before
-                twins.step(op, *arguments)
-                assert proxy.truncated == before + 1, "nothing was lost"
-        twins.close()
+class Fault(NamedTuple):
+    """How to break the next reply, how many were broken, and seconds that a step may take meanwhile."""
 
-
-def through(proxy: FaultyProxy, timeout: float = 10) -> str:
-    return f"{proxy.url}?timeout={timeout}"
+    begin: Callable[[FaultyProxy], None]
+    count: Callable[[FaultyProxy], int]
+    timeout: float = 10.0
 
 
 def lose_one(proxy: FaultyProxy) -> None:
     proxy.truncate = 0
+
+
+def cut_one(proxy: FaultyProxy) -> None:
+    proxy.truncate = 5
+
+
+def double_one(proxy: FaultyProxy) -> None:
+    proxy.double = True
+
+
+def hold_one_back(proxy: FaultyProxy) -> None:
+    proxy.hold_back = 0.2
+
+
+# What changes nothing.
+ASIDE = {
+    "lock": Step("renew", ("nobody", TTL)),
+    "circuit_breaker": Step("look", ("", -1, "", *RULES)),
+    "pool": Step("status", ("", *POOL_RULES)),
+    "token_queue": Step("size", ("", "", SECOND, 0, 0)),
+}
+
+FAULTS = {
+    "lost": Fault(lose_one, lambda proxy: proxy.truncated),
+    "cut off": Fault(cut_one, lambda proxy: proxy.truncated),
+    "doubled": Fault(double_one, lambda proxy: proxy.doubled),
+    "late": Fault(hold_one_back, lambda proxy: proxy.held_back, timeout=0.1),  # when nobody waits for it any more
+}
+
+
+class Distant(Twins):
+    """Twins of which Redis is asked from a thread or from a task, until it answers."""
+
+    def __init__(self, machine: Machine, server: Server, url: str, timeout: float, door: str) -> None:
+        super().__init__(machine, server, url=url, timeout=timeout)
+        place = self.redis
+        self.loop = asyncio.Runner()
+
+        def once(machine: Machine, name: str, step: Step) -> Reply:
+            if door == "threads":
+                return place.step(machine, name, step)
+            return self.loop.run(place.astep(machine, name, step))
+
+        def insist(machine: Machine, name: str, step: Step) -> Reply:
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    return once(machine, name, step)
+                except StoreUnavailable:
+                    assert time.monotonic() < until, "no answer ever comes"
+                if name == self.name:  # the next who asks something else must not hear what comes late
+                    aside = self.memory.step(machine, "aside", ASIDE[machine.prefix])
+                    assert insist(machine, "aside", ASIDE[machine.prefix]) == aside
+
+        self.ask = insist
+
+    def comparable(self, answer: Sequence[Any]) -> Sequence[Any]:
+        return comparable(answer) if self.machine is LOCK else answer
+
+    def close(self) -> None:
+        self.loop.close()
+        super().close()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("tool", SCENARIOS)
+def test_every_step(tool: str, kind: str, door: str, redis_server: Server) -> None:
+    machine, steps, fault = MACHINES[tool], SCENARIOS[tool], FAULTS[kind]
+    with FaultyProxy(redis_server.port) as proxy:
+        twins = Distant(machine, redis_server, proxy.url, fault.timeout, door)
+        # the server knows the script: what is broken is an answer
+        twins.ask(machine, "warm-up", Step(steps[0][0], steps[0][1:]))
+        for op, *arguments in steps:
+            twins.clock.advance(op if isinstance(op, float) else 0.000_001)
+            if isinstance(op, str):
+                before = fault.count(proxy)
+                fault.begin(proxy)
+                twins.step(op, *arguments)
+                assert fault.count(proxy) == before + 1, "nothing was broken"
+        twins.close()
+
+
+def test_no_operation_is_forgotten() -> None:
+    """A new tool or a new operation, without a row above, is one that nobody has tried with a broken reply."""
+    found = {
+        module.name: importlib.import_module(f"{machines.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(machines.__path__)
+    }
+    tools = {name: module.MACHINE for name, module in found.items() if hasattr(module, "MACHINE")}
+    assert tools == MACHINES and SCENARIOS.keys() == MACHINES.keys()
+    for tool, machine in MACHINES.items():
+        state = machine.state
+        assert isinstance(state, type)
+        known = {name for name, value in vars(state).items() if callable(value) and name[0] != "_"} - {"idle"}
+        in_lua = set(re.findall(r"op == '(\w+)'", machine.lua))
+        tried = {row[0] for row in SCENARIOS[tool] if isinstance(row[0], str)}
+        assert in_lua <= known == tried, tool
+
+
+def through(proxy: FaultyProxy, timeout: float = 10) -> str:
+    return f"{proxy.url}?timeout={timeout}"
 
 
 def test_lock_acquired_by_whom_it_says(redis_server: Server, name: str) -> None:
@@ -363,6 +446,79 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         lock.release()
 
 
+def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock, loop = AsyncLock(name, store=through(proxy, 3.0)), asyncio.new_event_loop()
+
+        async def warm_up() -> None:
+            async with lock:
+                pass
+
+        async def stop_amid() -> None:
+            task = asyncio.create_task(lock.acquire())
+            while not client.exists(f"lock:{{{name}}}"):  # noqa: ASYNC110  # it is another process that knows
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        client = redis_server.client()
+        loop.run_until_complete(warm_up())
+        proxy.delay = 30.0
+        loop.run_until_complete(stop_amid())
+        proxy.delay = 0.0
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=10)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+# Acquires a lock, is cancelled before it hears of it, and ends; each time when it is told to go on.
+ENDS = """
+import asyncio, sys
+import redis
+from headgate.coordination import AsyncLock
+
+async def main():
+    lock = AsyncLock(sys.argv[2], store=sys.argv[1], ttl=300)
+    async with lock:
+        pass
+    print("warm", flush=True)
+    sys.stdin.readline()
+    seen = redis.Redis(port=int(sys.argv[3]))
+    task = asyncio.create_task(lock.acquire())
+    while not seen.exists("lock:{" + sys.argv[2] + "}"):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    print("cancelled", flush=True)
+    sys.stdin.readline()
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_undoes_what_it_began(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        command = [sys.executable, "-c", ENDS, through(proxy), name, str(redis_server.port)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdin and process.stdout
+            assert process.stdout.readline() == "warm\n"
+            proxy.delay = 30.0  # longer than the test takes: it never hears of it
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "cancelled\n"
+            proxy.delay = 0.0
+            print(file=process.stdin, flush=True)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            process.communicate()
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=0), "it would be held by nobody for its TTL"
+
+
 def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: Server) -> None:
     twins = Twins(QUEUE, redis_server)
     line = QUEUE.keys(twins.name)[0]
@@ -374,7 +530,8 @@ def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: S
 
 
 # What is asked, and its answer; then others go on; then the first request comes once more, late, and changes nothing.
-LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
+Row = tuple[tuple[Any, ...], list[Any]]
+LATE: dict[str, list[Row]] = {
     "lock": [
         (("acquire", "a", TTL, ""), [1]),
         (("release", "a", TTL), [1]),
@@ -410,9 +567,72 @@ LATE: dict[str, list[tuple[tuple[Any, ...], list[Any]]]] = {
 
 @pytest.mark.parametrize("tool", LATE)
 def test_a_request_that_comes_late(tool: str, redis_server: Server) -> None:
-    kind, machine, _ = SCENARIOS[tool]
-    twins = kind(machine, redis_server)
+    twins = (LockTwins if tool == "lock" else Twins)(MACHINES[tool], redis_server)
     for (op, *arguments), expected in LATE[tool]:
         twins.clock.advance(0.1)
         assert twins.step(op, *arguments)[: len(expected)] == expected, (op, arguments)
     twins.close()
+
+
+# A dequeue whose answer nobody heard is undone. Whatever happened meanwhile: once at most, and not if it was cancelled.
+BEAT = 5 * SECOND
+IN_LINE: list[Row] = [(("enqueue", "1", "a", 60 * SECOND, 0, BEAT), [0]), (("dequeue", "2", "", SECOND, 0, 0), ["a"])]
+UNHEARD: dict[str, list[Row]] = {
+    "whoever waited was told": [
+        (("look", "", "a", SECOND, 0, BEAT), ["served"]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        ((6.0,), []),  # it says no longer that it is there
+        (("dequeue", "3", "", SECOND, 0, 0), ["a"]),
+        (("dequeue", "4", "", SECOND, 0, 0), [""]),
+    ],
+    "whoever waited died": [
+        (("look", "", "a", SECOND, 0, 0), ["served"]),  # that was somebody who only looks
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        ((6.0,), []),
+        (("dequeue", "3", "", SECOND, 0, 0), [""]),
+    ],
+    "cancelled": [
+        (("cancel", "3", "a", SECOND, 0, 0), [0]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("size", "", "", SECOND, 0, 0), [0]),
+    ],
+    "came again": [
+        (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
+        (("dequeue", "5", "", SECOND, 0, 0), [""]),
+    ],
+    "came again, and another has it": [
+        (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
+        (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
+        (("undo", "2", "", SECOND, 0, BEAT), [1]),
+        (("dequeue", "5", "", SECOND, 0, 0), [""]),
+    ],
+}
+
+
+@pytest.mark.parametrize("story", UNHEARD)
+def test_a_dequeue_that_nobody_heard(story: str, redis_server: Server) -> None:
+    twins = Twins(QUEUE, redis_server)
+    for (op, *arguments), expected in [*IN_LINE, *UNHEARD[story]]:
+        if isinstance(op, float):
+            twins.clock.advance(op)
+        else:
+            assert twins.step(op, *arguments)[: len(expected)] == expected, (op, arguments)
+    twins.close()
+
+
+def test_who_is_taken_out_and_not_heard_of_is_taken_out_by_the_same_call(redis_server: Server, name: str) -> None:
+    """A dequeue that may wait asks for its own answer, so that nobody is passed."""
+    with FaultyProxy(redis_server.port) as proxy, ThreadPoolExecutor() as threads:
+        queue, direct = WaitQueue(name, store=through(proxy, 0.5)), WaitQueue(name, store=redis_server.patient_url)
+        assert len(queue) == 0
+        for id in "abc":
+            direct.enqueue(id)
+        proxy.swallow_replies = True
+        taken = threads.submit(queue.dequeue, 20)
+        wait_until(lambda: len(direct) == 2, "the first is out")
+        proxy.swallow_replies = False
+        assert taken.result() == "a"
+        assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["b", "c", None]
+        queue.close()

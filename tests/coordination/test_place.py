@@ -20,10 +20,11 @@ from headgate.coordination import (
     WaitQueue,
 )
 from headgate.coordination.place import place_of
+from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
-from tests.servers import Server
+from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -82,6 +83,16 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
         lock.close()
         assert store.threads() is link
     store.close()
+
+
+def test_the_log_is_right_for_tools_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A policy named on_store_error is a limiter's; these have none."""
+    lock = Lock("x", store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
+    with pytest.raises(StoreUnavailable):
+        lock.acquire(timeout=1.0)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "does not answer" in line and "on_store_error" not in line
+    lock.close()
 
 
 def test_timers_end_when_nothing_is_left_to_do() -> None:

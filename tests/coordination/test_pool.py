@@ -257,6 +257,22 @@ def test_rules_that_change(url: str, name: str, clock: ManualClock) -> None:
     assert plain.status().limited == 2
 
 
+def test_the_usual_rules_can_be_given_too(url: str, name: str, clock: ManualClock) -> None:
+    """To take a quota away, say: to give any rule is to give all."""
+    strict = Pool(name, store=url, quota="1/hour", failures=1, slots=2, clock=clock)
+    strict.add("a")
+    use(strict)
+    assert strict.status().limited == 1
+    Pool(name, store=url, clock=clock).add("a")
+    assert strict.status().limited == 1, "none were given"
+    Pool(name, store=url, slots=1, clock=clock).add()
+    assert [use(strict) for _ in range(5)] == ["a"] * 5
+    strict.acquire(timeout=0).release(failed=True)
+    held = strict.acquire(timeout=0)
+    assert strict.status().leased == 1, "one slot"
+    held.release()
+
+
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
     pool = Pool(name, store=url, quota=["2/second", "3/minute"], clock=clock)
     pool.add("a")

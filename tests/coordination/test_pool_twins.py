@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.coordination.machines.member import PLAIN as USUAL
 from headgate.coordination.machines.pool import MACHINE
-from headgate.coordination.machines.pool import PLAIN as GIVEN_NONE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 
@@ -82,10 +82,12 @@ def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
     twins = Twins(MACHINE, redis_server)
 
     table = [
-        GIVEN_NONE,
+        "",  # none are given
         "1,2,9000000,2,2,60000000",
         "3,2,9000000,1",
-        GIVEN_NONE,
+        "",
+        "2,1,9000000,1,3,60000000",
+        USUAL,
         "2,0,9000000,1,1,60000000",
         "1,1,9000000,3",
     ]

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncWaitQueue, WaitQueue
+from headgate.coordination.errand import _UNDER_WAY
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
@@ -184,6 +186,29 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
 
 
+async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+    """For somebody to come, of whom only the first asks; or in line themselves, which each has to say now and then."""
+    queue = AsyncWaitQueue(name, store=redis_server.patient_url)
+    assert await queue.size() == 0
+    before = len(redis_server.client().client_list())
+    takers = [asyncio.create_task(queue.dequeue(timeout=None)) for _ in range(10_000)]
+    await asyncio.sleep(1.2)  # longer than anybody sleeps before it looks again
+    line = AsyncWaitQueue(f"{name}'", store=redis_server.patient_url)
+    standing = [asyncio.create_task(line.wait(f"r{number}", timeout=LONG)) for number in range(1_000)]
+    while await line.size() < 1_000:  # noqa: ASYNC110  # nobody tells when they stand in line
+        await asyncio.sleep(0.01)
+    assert len(redis_server.client().client_list()) - before <= 6
+    await queue.enqueue("one")
+    assert await asyncio.wait_for(takers[0], LONG) == "one"
+    for task in (*takers[1:], *standing):
+        task.cancel()
+    await asyncio.gather(*takers[1:], *standing, return_exceptions=True)
+    # each is taken out of the line in the background; the next test wants a server at rest
+    while any(errand._site is line._plans.site for errand in list(_UNDER_WAY)):  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.01)
+    assert await line.size() == 0
+
+
 def test_redis_is_down(name: str) -> None:
     queue = WaitQueue(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     for call in (lambda: queue.enqueue("a"), queue.dequeue, lambda: len(queue), lambda: queue.wait("a")):
@@ -244,14 +269,24 @@ def test_bad_calls(url: str, name: str) -> None:
     assert issubclass(QueueFull, HeadgateError)
 
 
-def test_who_may_not_wait_asks_though_another_waits(url: str, name: str) -> None:
-    queue = WaitQueue(name, store=url)
+def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, asked = WaitQueue(name, store=url), 0
+    place = queue._plans.site.place
+    step = place.step
+
+    def count(machine: Machine, name: str, what: Step) -> Reply:
+        nonlocal asked
+        asked += threading.current_thread() is threading.main_thread()
+        return step(machine, name, what)
+
+    monkeypatch.setattr(place, "step", count)
     thread = threading.Thread(target=queue.dequeue, args=(LONG,))
     thread.start()
     line = queue._plans.site.place.line
     wait_until(lambda: len(line._places.get(queue._plans.site.channel, ())) == 1, "it waits")
     for _ in range(50):
         assert queue.dequeue(timeout=0) is None
+    assert asked == 50
     assert len(line._places[queue._plans.site.channel]) == 1, "places of those who left are kept"
     queue.enqueue("1")
     thread.join()

@@ -31,7 +31,8 @@ def test_every_trace(redis_server: Server) -> None:
         twins = Twins(MACHINE, redis_server)
         line: list[str] = []
         ends: dict[str, list[int]] = {}
-        taken: tuple[str, str, list[int]] | None = None
+        taken: tuple[str, str, list[int]] | None = None  # by which call, whom, until when it would have stayed
+        out = told = False  # nobody has cancelled it or put it in again; whoever waited for it knows
         for serial, ((op, *arguments), times) in enumerate(trace):
             if op == "advance":
                 twins.clock.advance(arguments[0])
@@ -53,23 +54,27 @@ def test_every_trace(redis_server: Server) -> None:
             elif op == "enqueue":
                 assert answer == len(line)
                 line.append(id)
+                out = out and taken is not None and taken[1] != id
                 ends[id] = [now + timeout, now + beat if beat else 10**18]
             elif op == "dequeue":
                 assert answer == (line[0] if line else "")
                 taken = (call, line[0], ends[line[0]]) if line else None
+                out, told = True, False
                 line = line[1:]
             elif op == "undo" and taken:
-                if taken[2][0] > now and taken[1] not in line:
+                if taken[2][0] > now and out:
                     line.insert(0, taken[1])
-                    ends[taken[1]] = [taken[2][0], now + beat if taken[2][1] < 10**18 else 10**18]
+                    ends[taken[1]] = [taken[2][0], now + beat if taken[2][1] < 10**18 and not told else 10**18]
                 taken = None
             elif op == "cancel":
                 assert answer == (id in line)
                 line = [each for each in line if each != id]
+                out = out and taken is not None and taken[1] != id
             elif op == "look":
                 assert (answer == "waiting") == (id in line)
                 if id in line and beat:
                     ends[id][1] = now + beat
+                told = told or (answer == "served" and beat > 0 and taken is not None and taken[1] == id)
             assert twins.step("size", "", "", SECOND, most, 0) == [len(line)]
         twins.close()
 

@@ -28,6 +28,7 @@ from tests.servers import KINDS, Server
 
 ROOT = Path(__file__).parent.parent.parent
 TTL = 1.0
+SLACK = 0.5  # seconds that a busy machine may take to say that it acquired it
 STARVED = 0.02  # seconds between a look at the lock and the end of the write after it, beyond which nothing is sure
 
 WORKER = """
@@ -76,6 +77,7 @@ class Outcome:
     unexplained: int  # of those, by processes that were neither stopped nor starved
     shared: int  # fences of two processes
     longest_gap: float  # seconds between two acquisitions
+    longest_stuck: float  # the same, from when a process was killed or stopped in between
     fences_grow: bool
     killed: int
     stopped: int
@@ -86,6 +88,7 @@ def torture(server: Server, processes: int, seconds: float, seed: int = 1) -> Ou
     serial = iter(range(1_000_000))
     pauses: dict[str, list[tuple[float, float]]] = {}
     killed = 0
+    blows: list[float] = []  # when a process was killed or stopped
 
     def start() -> tuple[str, subprocess.Popen[bytes]]:
         me = f"w{next(serial)}"
@@ -108,12 +111,14 @@ def torture(server: Server, processes: int, seconds: float, seed: int = 1) -> Ou
                 victim = workers.pop(me)
                 victim.kill()
                 victim.wait()
+                blows.append(time.monotonic())
                 killed += 1
                 name, process = start()
                 workers[name] = process
             else:
                 begun = time.monotonic()
                 os.kill(workers[me].pid, signal.SIGSTOP)
+                blows.append(time.monotonic())
                 time.sleep(TTL * dice.uniform(1.2, 1.6))
                 os.kill(workers[me].pid, signal.SIGCONT)
                 pauses[me].append((begun, time.monotonic()))
@@ -139,6 +144,10 @@ def torture(server: Server, processes: int, seconds: float, seed: int = 1) -> Ou
         len(unexplained),
         sum(event[1] == "shared" for event in events),
         max(after - before for before, after in itertools.pairwise(times)),
+        max(
+            after - max([blow for blow in blows if before < blow < after], default=before)
+            for before, after in itertools.pairwise(times)
+        ),
         len(set(fences)) == len(fences),
         killed,
         sum(map(len, pauses.values())),
@@ -156,7 +165,7 @@ def main() -> None:
     server.stop()
     print(f"seed {options.seed}: {outcome}")
     assert outcome.unexplained == outcome.shared == 0 and outcome.fences_grow
-    assert outcome.longest_gap < 3 * TTL, "a TTL after one died, another if the next was stopped before it could say so"
+    assert outcome.longest_stuck < TTL + SLACK, "nobody had it for longer than a TTL after its holder was gone"
 
 
 if __name__ == "__main__":

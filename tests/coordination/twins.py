@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.coordination.place import Machine, Memory, Redis, Step
+from headgate.coordination.machine import Machine, Step
+from headgate.coordination.memory import Memory
+from headgate.coordination.redis import Redis
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.servers import Server
@@ -12,14 +14,17 @@ from tests.servers import Server
 class Twins:
     """The same name of the same machine in memory and on *server*, on one clock."""
 
-    def __init__(self, machine: Machine, server: Server, name: str = "twins", url: str = "") -> None:
+    def __init__(
+        self, machine: Machine, server: Server, name: str = "twins", url: str = "", timeout: float = 10
+    ) -> None:
         server.flush()
         self.clock = ManualClock()
         self.machine = machine
         self.name = name
         self.server = server
-        self.store = RedisStore(url or server.url, timeout=10, clock=self.clock)
+        self.store = RedisStore(url or server.url, timeout=timeout, clock=self.clock)
         self.redis = Redis(self.store)
+        self.ask = self.redis.step
         self.memory = Memory(self.clock)
 
     def step(self, op: str, *arguments: str | int, times: int = 1) -> list[Any]:
@@ -27,7 +32,7 @@ class Twins:
         answers = []
         for _ in range(times):
             answers.append(self.memory.step(self.machine, self.name, Step(op, arguments)))
-            answers.append(self.redis.step(self.machine, self.name, Step(op, arguments)))
+            answers.append(self.ask(self.machine, self.name, Step(op, arguments)))
         for answer in answers[1:]:
             assert self.comparable(answer) == self.comparable(answers[0]), (op, arguments, answers)
         return answers[0]

@@ -1,4 +1,4 @@
-"""A TCP proxy that injects faults: late, lost, cut and truncated replies, lost requests, resets.
+"""A TCP proxy that injects faults: late, lost, cut, truncated and doubled replies, lost requests, resets.
 
 It runs in a thread of its own, so that threads and event loops can be tested through it alike.
 """
@@ -20,6 +20,8 @@ class FaultyProxy(Proxy):
     swallow_requests nothing reaches the server any more; the connections stay open
     swallow_replies  the server does what it is asked, and nobody hears of it
     truncate         let so many bytes of the next decision through, then reset the connection; then None again
+    hold_back        seconds by which the next decision alone comes later; then 0 again
+    double           the next decision comes twice; then False again
     """
 
     def __init__(self, port: int) -> None:
@@ -29,6 +31,10 @@ class FaultyProxy(Proxy):
         self.swallow_replies = False
         self.truncate: int | None = None
         self.truncated = 0
+        self.hold_back = 0.0
+        self.held_back = 0
+        self.double = False
+        self.doubled = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
     def __enter__(self) -> Self:
@@ -92,6 +98,13 @@ class FaultyProxy(Proxy):
                     await asyncio.sleep(0.01)  # what was let through is to arrive before the reset
                     _reset(writer)
                     return
+                if self.hold_back and seen.under_way:
+                    late, self.hold_back = self.hold_back, 0.0
+                    self.held_back += 1
+                    await asyncio.sleep(late)
+                if self.double and seen.under_way:
+                    data, self.double = data * 2, False
+                    self.doubled += 1
                 seen.under_way = 0
                 writer.write(data)
                 await writer.drain()

@@ -7,10 +7,11 @@ awaited. See docs/coordination.md.
 """
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
-from headgate.coordination.leases import AsyncLeased, Leased, PoolStatus
+from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.lock import AsyncLock, Lock
 from headgate.coordination.pool import CRAWLER, AsyncPool, Pool
 from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
+from headgate.coordination.status import PoolStatus
 
 __all__ = [
     "CRAWLER",

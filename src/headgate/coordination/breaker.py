@@ -21,12 +21,14 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
-from headgate.coordination.place import Redis, Step
+from headgate.coordination.outcome import Ignore, Outcomes
+from headgate.coordination.redis import Redis
 from headgate.coordination.site import Plan, Site
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores import Store
@@ -36,7 +38,6 @@ logger = logging.getLogger("headgate")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Ignore = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool]
 Listener = Callable[[str, str, str], object]  # name, the state before, the state now
 
 
@@ -77,14 +78,7 @@ class Plans:
         self.site = Site(MACHINE, name, store, clock)
         if on_change is not None and not callable(on_change):
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
-        if not (
-            _is_exception(ignore)
-            if isinstance(ignore, type)
-            else callable(ignore) or (isinstance(ignore, tuple) and all(map(_is_exception, ignore)))
-        ):
-            raise ValueError(f"ignore must be types of exceptions, or a function that says so, got {ignore!r:.80}")
-        self._ignores = ignore if callable(ignore) and not isinstance(ignore, type) else None
-        self._ignored = ignore if isinstance(ignore, type | tuple) else ()
+        self._outcomes = Outcomes(name, ignore)
         self._on_change = on_change
         self._inside: dict[object, list[Admission | None]] = {}
         self._alone = False  # since Redis did not answer
@@ -112,7 +106,7 @@ class Plans:
         if not inside:
             del self._inside[caller]
         if admission is not None:  # else it was recorded on the way
-            yield from self._report(admission, self._outcome(error))
+            yield from self._report(admission, self._outcomes.of(error))
 
     def record(self, caller: object, outcome: str) -> Plan[None]:
         inside = self._inside.get(caller)
@@ -162,17 +156,6 @@ class Plans:
         assert isinstance(place, Redis)
         return place.fallback.step(MACHINE, self.site.name, Step(op, (id, number, outcome, *self.rules)))
 
-    def _outcome(self, error: BaseException | None) -> str:
-        if error is None:
-            return "success"
-        if not isinstance(error, Exception) or isinstance(error, self._ignored):
-            return "ignored"  # a cancelled call says nothing about the server
-        try:
-            return "ignored" if self._ignores and self._ignores(error) else "failure"
-        except Exception:  # it must not hide the error of the call
-            logger.exception("ignore of the circuit breaker %r failed", self.site.name)
-            return "failure"
-
     def _tell(self, was: str, now: str) -> None:
         logger.warning("circuit breaker %r: %s, was %s", self.site.name, now, was)
         if self._on_change:
@@ -180,10 +163,6 @@ class Plans:
                 self._on_change(self.site.name, was, now)
             except Exception:
                 logger.exception("on_change of the circuit breaker %r failed", self.site.name)
-
-
-def _is_exception(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseException)
 
 
 class CircuitBreaker:
@@ -300,13 +279,15 @@ class AsyncCircuitBreaker:
         """CLOSED, OPEN or HALF_OPEN, awaited. One that could recover stays OPEN until somebody tries."""
         return self._run(self._plans.look())
 
-    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Await *function* through the breaker."""
+    @overload
+    async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def call(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call *function* through the breaker; await what it gives, if that is to be awaited."""
         async with self:
             result = function(*args, **kwargs)
-            if inspect.isawaitable(result):
-                return await result
-        raise TypeError(f"AsyncCircuitBreaker.call takes an async function, got {function!r:.80}")
+            return await result if inspect.isawaitable(result) else result
 
     async def record_success(self) -> None:
         """Count a success; within ``async with``, as the result of this call."""

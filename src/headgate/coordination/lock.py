@@ -14,59 +14,24 @@ import asyncio
 import os
 import secrets
 import threading
-import weakref
 from collections.abc import Coroutine
 from random import Random
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.holds import Event, Hold, Holds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.lock import MACHINE
-from headgate.coordination.place import Memory, Step
+from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site, Turn, shorter
-from headgate.coordination.timers import Timer
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
 
 DICE = Random()
 RETRY = 0.1  # seconds between tries while Redis does not answer
-
-
-class Event(Protocol):
-    """A `threading.Event` or an `asyncio.Event`."""
-
-    def set(self) -> None: ...
-    def is_set(self) -> bool: ...
-
-
-class Hold:
-    """One acquisition, from when it was granted until it is released or lost."""
-
-    def __init__(self, owner: str, fence: int, until: int, most: int | None, lost: Event) -> None:
-        self.owner = owner
-        self.fence = fence
-        self.until = until  # by our own clock, a little before it ends in the store
-        self.most = most  # not renewed after that
-        self.lost = lost
-        self.over = False
-        self.released = False
-        self.process = os.getpid()
-        self.timer: Timer | None = None
-        self.task: asyncio.Task[object] | None = None  # to be cancelled when it is lost
-
-    def lose(self) -> None:
-        self.end()
-        if not self.lost.is_set():
-            self.lost.set()
-            if self.task:
-                self.task.cancel()
-
-    def end(self) -> None:
-        self.over = True
-        if self.timer:
-            self.timer.cancel()
 
 
 class Plans:
@@ -82,10 +47,7 @@ class Plans:
         self.ttl_ms = round(self.ttl * 1000)
         # what two clocks may differ by in a TTL, and what a busy machine needs to act on the loss
         self.margin = 0 if isinstance(self.site.place, Memory) else round(self.ttl / 20 * MICROSECONDS)
-        # the last acquisition of each thread or task that uses this object; None: it has only tried
-        self._mine: weakref.WeakKeyDictionary[object, Hold | None] = weakref.WeakKeyDictionary()
-        self._only: Hold | None = None  # the last one, unless two callers ever had one that was not released
-        self._several = False
+        self.holds = Holds()
         self._unsure = ""  # may hold the lock: nobody heard the answer
 
     def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
@@ -161,28 +123,6 @@ class Plans:
             if not hold.over:
                 return
         raise self.lost_error()
-
-    def remember(self, hold: Hold, caller: object) -> None:
-        other = self._only if self._only and self._only is not self._mine.get(caller) else None
-        self._several = self._several or (other is not None and not other.released)
-        self._mine[caller] = hold
-        self._only = None if self._several else hold
-
-    def tries(self, caller: object) -> None:
-        """From now on *caller* speaks for itself only."""
-        self._mine.setdefault(caller, None)
-
-    def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired last, released, lost or not.
-
-        One who never tried may speak for the only one who did: to release it in another thread, say.
-        """
-        return self._mine[caller] if caller is not None and caller in self._mine else self._only
-
-    def take(self, caller: object) -> Hold | None:
-        """The same to be released; None if there is nothing. What a parent holds is not its child's."""
-        hold = self.own(caller)
-        return hold if hold and (not hold.over or hold.lost.is_set()) and hold.process == os.getpid() else None
 
     def next_renewal(self, hold: Hold) -> float:
         """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
@@ -260,17 +200,17 @@ class Lock:
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
         lost = threading.Event()
-        self._plans.tries(threading.current_thread())
+        self._plans.holds.tries(threading.current_thread())
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.remember(hold, threading.current_thread())
+        self._plans.holds.remember(hold, threading.current_thread())
         keep(self._plans, hold)
         return True
 
     def release(self) -> bool:
         """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
-        hold = self._plans.take(threading.current_thread())
+        hold = self._plans.holds.take(threading.current_thread())
         return hold is not None and self._plans.site.run(lambda _: self._plans.release(hold))
 
     def ensure_held(self) -> None:
@@ -292,7 +232,7 @@ class Lock:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
-        return self._plans.own(threading.current_thread())
+        return self._plans.holds.own(threading.current_thread())
 
 
 class AsyncLock:
@@ -346,18 +286,18 @@ class AsyncLock:
 
     async def _acquire(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # made before there was an event loop
-        self._plans.tries(caller)
+        self._plans.holds.tries(caller)
         lost = asyncio.Event()
         hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
-        self._plans.remember(hold, caller)
+        self._plans.holds.remember(hold, caller)
         keep(self._plans, hold, asyncio.get_running_loop())
         return True
 
     async def release(self) -> bool:
         """Let go; False if it was not ours any more. One that Redis cannot hear now is repeated until it does."""
-        hold = self._plans.take(asyncio.current_task())
+        hold = self._plans.holds.take(asyncio.current_task())
         return hold is not None and await self._plans.site.arun(lambda _: self._plans.release(hold))
 
     async def ensure_held(self) -> None:
@@ -389,7 +329,7 @@ class AsyncLock:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
-        return self._plans.own(_task())
+        return self._plans.holds.own(_task())
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -13,16 +13,26 @@ may take. One script admits, one settles.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar
 
-from headgate.clock import Clock
-from headgate.coordination.leases import AsyncLeased, Lease, Leased, Plans, PoolStatus, Quotas
-from headgate.coordination.site import Plan, Turn
+from headgate.clock import MICROSECONDS, Clock
+from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
+from headgate.coordination.machines.pool import MACHINE
+from headgate.coordination.rules import Quotas, rules
+from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.status import REASONS, PoolStatus, status
+from headgate.errors import PoolExhausted, StoreUnavailable
+from headgate.keys import check_key
 from headgate.stores import Store
 
 T = TypeVar("T")
+
+PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
+RETRY = 0.1  # seconds between tries while Redis does not answer
 
 
 class Preset(TypedDict):
@@ -37,21 +47,96 @@ class Preset(TypedDict):
 CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "successes": 3}
 
 
+class Plans:
+    """What both pools do."""
+
+    def __init__(
+        self,
+        name: str,
+        store: str | Store,
+        lease: float,
+        slots: int | None,
+        quota: Quotas,
+        failures: int | None,
+        open_for: float | None,
+        successes: int | None,
+        clock: Clock | None,
+    ) -> None:
+        seconds("lease", lease)
+        given = rules(slots, quota, failures, open_for, successes)
+        self.rules = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
+        self.site = Site(MACHINE, name, store, clock)
+        self.clock = self.site.clock
+        self.leases = Leases(self.site, float(lease), self.rules)
+
+    def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
+        until = deadline(self.clock, timeout)
+        id = secrets.token_hex(12)
+        waits = 0 if timeout == 0 else 1
+        asked = under_way = False
+        wait = -1
+        with turn:
+            try:
+                while True:
+                    pause: float | None = None  # until it is first
+                    problem = None
+                    # who may not wait asks once, first or not: the pool knows of those who were before
+                    if turn.first or not (asked or until is None or self.clock.now() < until):
+                        asked, pause = True, self.site.place.poll
+                        sent, under_way = self.clock.now(), True
+                        try:
+                            granted, member, wait = yield self.leases.step("acquire", id, waits)
+                        except StoreUnavailable as error:
+                            problem, pause = error, RETRY
+                        else:
+                            under_way = False
+                            if granted == 1:
+                                return self.leases.granted(id, member, sent)
+                            if wait > 0:
+                                pause = min(self.site.place.poll, wait / MICROSECONDS)
+                        turn.listen()
+                    left = None if until is None else (until - self.clock.now()) / MICROSECONDS
+                    if problem and (left is None or left <= 0):
+                        raise problem
+                    if left is not None and left <= 0:
+                        raise (yield from self._exhausted(wait))
+                    yield shorter(pause, left)
+            except BaseException:
+                if asked and (waits or under_way):  # it stands in the queue, or may have got what nobody heard of
+                    self.leases.insist(self.leases.step("settle", id, "", 0, 0, 0))
+                raise
+
+    def add(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self.leases.step("add", "", *(check_key(member, "member") for member in members))
+
+    def retire(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self.leases.step("retire", "", *(check_key(member, "member") for member in members))
+
+    def status(self) -> Plan[PoolStatus]:
+        return status((yield self.leases.step("status", "")))
+
+    def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
+        """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""
+        seen = yield from self.status()
+        reasons = {reason: getattr(seen, reason) for reason in REASONS}
+        return PoolExhausted(self.site.name, wait / MICROSECONDS if wait > 0 else None, reasons)
+
+
 class Pool:
     """A pool for threads and processes.
 
     name       what is shared
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     lease      seconds after which the member of a holder that died is back
-    slots      how many may have the same member at once
+    slots      how many may have the same member at once (1)
     quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
     failures   in a row that open a member's breaker; None: it has none
-    open_for   seconds that the breaker keeps it out
-    successes  that close it again
+    open_for   seconds that the breaker keeps it out (600)
+    successes  that close it again (3)
 
     The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
-    for all members. Who gives none changes none: an operator's script may add members without knowing them.
-    `CRAWLER` has those for careful crawlers.
+    for all members. Who gives none changes none: an operator's script may add members without knowing them. Who gives
+    one gives all: ``slots=1`` alone means no quota and no breaker. `CRAWLER` has those for careful crawlers.
     """
 
     def __init__(
@@ -60,11 +145,11 @@ class Pool:
         *,
         store: str | Store = "memory://",
         lease: float = 30.0,
-        slots: int = 1,
+        slots: int | None = None,
         quota: Quotas = None,
         failures: int | None = None,
-        open_for: float = 600.0,
-        successes: int = 3,
+        open_for: float | None = None,
+        successes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
@@ -81,7 +166,7 @@ class Pool:
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
-        return Leased(self._plans, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+        return Leased(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
 
     def status(self) -> PoolStatus:
         """Who is ready, in use, cooling, limited, open or retired, and until when."""
@@ -98,14 +183,14 @@ class Pool:
 class Acquiring:
     """What `AsyncPool.acquire` gives: await it for a lease, or use it with ``async with``."""
 
-    def __init__(self, plans: Plans, acquire: Coroutine[Any, Any, Lease]) -> None:
-        self._plans = plans
+    def __init__(self, leases: Leases, acquire: Coroutine[Any, Any, Lease]) -> None:
+        self._leases = leases
         self._acquire = acquire
         self._leased: AsyncLeased | None = None
 
     def __await__(self) -> Generator[Any, Any, AsyncLeased]:
         lease = yield from self._acquire.__await__()
-        return AsyncLeased(self._plans, lease)
+        return AsyncLeased(self._leases, lease)
 
     async def __aenter__(self) -> AsyncLeased:
         self._leased = await self
@@ -131,11 +216,11 @@ class AsyncPool:
         *,
         store: str | Store = "memory://",
         lease: float = 30.0,
-        slots: int = 1,
+        slots: int | None = None,
         quota: Quotas = None,
         failures: int | None = None,
-        open_for: float = 600.0,
-        successes: int = 3,
+        open_for: float | None = None,
+        successes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
@@ -152,7 +237,7 @@ class AsyncPool:
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
-        return Acquiring(self._plans, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+        return Acquiring(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
 
     async def status(self) -> PoolStatus:
         """Who is ready, in use, cooling, limited, open or retired, and until when."""

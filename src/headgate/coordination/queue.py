@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
+from headgate.coordination.machine import Step
 from headgate.coordination.machines.queue import KEPT, MACHINE
-from headgate.coordination.place import Step
 from headgate.coordination.site import Plan, Site, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
@@ -51,33 +51,35 @@ class Plans:
 
     def dequeue(self, turn: Turn, timeout: float | None) -> Plan[str | None]:
         until = deadline(self.clock, timeout)
-        asked = False
+        step = self._step("dequeue")  # one call, however often it is sent: whom it took out once it gives out again
+        asked = under_way = False
+        problem = None
         with turn:
-            while True:
-                pause: float | None = None  # until it is first
-                problem = None
-                # who may not wait asks once, first or not
-                if turn.first or not (asked or until is None or self.clock.now() < until):
-                    asked, pause = True, self.site.place.poll
-                    step = self._step("dequeue")
-                    try:
-                        [id] = yield step
-                    except StoreUnavailable as error:
-                        self._undo(step)
-                        problem, pause = error, RETRY
-                    except BaseException:
-                        self._undo(step)
-                        raise
-                    else:
-                        if id:
-                            return str(id)
-                    turn.listen()
-                left = None if until is None else (until - self.clock.now()) / MICROSECONDS
-                if problem and (left is None or left <= 0):
-                    raise problem
-                if left is not None and left <= 0:
-                    return None
-                yield shorter(pause, left)
+            try:
+                while True:
+                    pause: float | None = None  # until it is first
+                    # who may not wait asks once, first or not
+                    if turn.first or not (asked or until is None or self.clock.now() < until):
+                        asked, under_way, pause = True, True, self.site.place.poll
+                        try:
+                            [id] = yield step
+                        except StoreUnavailable as error:
+                            problem, pause = error, RETRY
+                        else:
+                            problem, under_way = None, False
+                            if id:
+                                return str(id)
+                        turn.listen()
+                    left = None if until is None else (until - self.clock.now()) / MICROSECONDS
+                    if problem and (left is None or left <= 0):
+                        raise problem
+                    if left is not None and left <= 0:
+                        return None
+                    yield shorter(pause, left)
+            except BaseException:
+                if under_way:
+                    self._undo(step)
+                raise
 
     def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)

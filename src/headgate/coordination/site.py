@@ -13,16 +13,15 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from headgate.clock import Clock
-from headgate.coordination.place import Machine, Reply, Step, about, place_of
-from headgate.errors import StoreUnavailable
+from headgate.coordination.errand import Errand
+from headgate.coordination.machine import Machine, Reply, Step, about
+from headgate.coordination.place import place_of
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store
 from headgate.waiting import Place as Standing
 
 R = TypeVar("R")
-
-INSIST_EVERY = 0.25  # seconds
 
 
 class Pause(NamedTuple):
@@ -120,26 +119,7 @@ class Site:
 
     def insist(self, step: Step, until: int) -> None:
         """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.place.timers.later(0, partial(self._insist, step, until))
-        else:
-            task = self.start(self._ainsist(step, until), loop)
-
-            def watch() -> None:  # a loop that ends may just forget what was begun while it ended
-                if loop.is_closed():
-                    self._insist(step, until)
-                elif not task.done():
-                    watching[0] = self.place.timers.later(INSIST_EVERY, watch)
-
-            def done(task: asyncio.Task[None]) -> None:
-                watching[0].cancel()
-                if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
-                    self.place.timers.later(0, partial(self._insist, step, until))
-
-            watching = [self.place.timers.later(INSIST_EVERY, watch)]
-            task.add_done_callback(done)
+        Errand(self, step, until)
 
     def start(
         self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
@@ -149,27 +129,6 @@ class Site:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    def _insist(self, step: Step, until: int) -> None:
-        try:
-            self.place.check(tasks=False)
-        except TypeError:
-            return  # a client that only an event loop can use, and that has ended
-        try:
-            self.place.step(self.machine, self.name, step)
-        except StoreUnavailable:
-            if self.clock.now() < until:
-                self.place.timers.later(INSIST_EVERY, partial(self._insist, step, until))
-
-    async def _ainsist(self, step: Step, until: int) -> None:
-        while True:
-            try:
-                await self.place.astep(self.machine, self.name, step)
-                return
-            except StoreUnavailable:
-                if self.clock.now() >= until:
-                    return
-            await asyncio.sleep(INSIST_EVERY)
 
 
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -71,7 +71,8 @@ class Breaker:
                 return
             self.open = True
             self.opened += 1
-        logger.error("%s does not answer (%s); on_store_error answers until it does", self.who, self.last_error)
+        # what that means is for whoever asks to say: a limiter's on_store_error answers, a lock raises
+        logger.error("%s does not answer (%s); calls are not sent to it until it does", self.who, self.last_error)
 
     def answered(self) -> None:
         """A call or a probe was answered."""

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from headgate.plan import run
 from headgate.redis.address import Address, Target
-from headgate.redis.asking import SILENCE, Request, ask, probe
+from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
 from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
@@ -52,8 +52,11 @@ class Connections:
         self._broke_at = LONG_AGO
         self.waiting = 0
 
-    def borrow(self, until: float) -> Any:
-        """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is."""
+    def borrow(self, until: float, unseen: float = IDLE) -> Any:
+        """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is.
+
+        One that idled for *unseen* seconds is looked at first.
+        """
         if not isinstance(self._target, Target):
             return self._lend(self._target, until)
         try:
@@ -61,7 +64,7 @@ class Connections:
         except IndexError:
             connection, since = self._another(until)
         now = monotonic()
-        if now - since > IDLE or since <= self._broke_at:
+        if now - since > unseen or since <= self._broke_at:
             try:
                 self._connect(connection, until - now)
             except BaseException as error:
@@ -245,7 +248,9 @@ class ThreadLink:
         connections = self._nodes.get(request.address)
         if connections is None:
             connections = self._nodes.setdefault(request.address, Connections(self._source, request.address))
-        connection = connections.borrow(until)
+        # a reply that came twice would be the next caller's: a lock that two have is worse than a look at the socket
+        careful = isinstance(request, Ask) and isinstance(request.script, Lua)
+        connection = connections.borrow(until, 0.0 if careful else IDLE)
         clean = False
         try:
             if isinstance(request, Send):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
 
 SLICES = 10  # of a window of failure rates
 SEEN = 30 * MICROSECONDS  # how long a report is remembered, so that it counts once however often it is sent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
 
 FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
 GONE = 600 * MICROSECONDS  # how long it is remembered who released it, or will never have it

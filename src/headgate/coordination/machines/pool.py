@@ -1,16 +1,14 @@
-"""The rules of a pool: who is ready, who has what, and what a member must wait for.
+"""The rules of a pool: who is ready, who has what, and who waits.
 
-One number decides when a member may be had: its ready time. To be used, to cool down, to be at its quota, to be broken:
-each only writes a later one. So the member with the lowest is the least recently used, and when nobody is ready the
-next ready time is exactly how long to wait.
+Each member has a ready time (see `headgate.coordination.machines.member`), and to be used writes a later one. So the
+member with the lowest is the least recently used, and when nobody is ready the next ready time is exactly how long to
+wait.
 
 No two get the same ready time: the clock, or one more than the last time that was given. So the order is right within
 a microsecond, too, and a time that runs ahead of the clock for it counts as now.
 
 A member is leased, not taken out: a lease has a deadline, and one that nobody settled in time is settled by the next
-who asks. A quota counts a use until its window is over after the use was *settled*: whatever the network does, the
-other side never sees more within a window. A member's breaker is part of its record, with the same three states as
-`CircuitBreaker`.
+who asks.
 
 Whoever finds nothing may queue: each stays in the queue as long as it asks now and then, and a member goes to nobody
 who came later.
@@ -21,39 +19,26 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
+from headgate.coordination.machines.member import HALF_OPEN, OPEN, PLAIN, Record, Rules
+from headgate.coordination.machines.member import LUA as MEMBER
 
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
-APART = 1000  # microseconds more than a window, for those who count in milliseconds or include both ends
 
-PLAIN = "1,0,600000000,3"  # the rules of a pool that was given none; they replace no others
-
-CLOSED, OPEN, HALF_OPEN = 0, 1, 2
-
-# A record: used (leases), failed and succeeded in a row, breaker, its number of changes, cool and open until, retired,
-# log (when its uses were settled, oldest first).
-#
 # ARGV from 3: id; lease, patience (of those who wait), rules; then what the operation takes. The rules are numbers with
-# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota. Those of whoever added
-# members last count for all: somebody who only looks need not know them.
+# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota; or nothing. Those of
+# whoever gave some and added members last count for all: somebody who only looks need not know them.
 LUA = f"""
 local ready, members, leases, holders, done, waiting, alive, order, rules =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
 local before = redis.call('GET', rules)
-local current = before or ARGV[6]
-if op == 'add' and ARGV[6] ~= '{PLAIN}' then current = ARGV[6] end
+local given = ARGV[6] ~= '' and ARGV[6]
+local current = before or given or '{PLAIN}'
+if op == 'add' and given then current = given end
 if op == 'add' and current ~= before then redis.call('SET', rules, current) end
-local numbers = {{}}
-for number in string.gmatch(current, '%d+') do table.insert(numbers, tonumber(number)) end
-local slots, failures, open_for, successes = unpack(numbers)
-local quotas, most = {{}}, 0
-for i = 5, #numbers, 2 do
-  table.insert(quotas, {{numbers[i], numbers[i + 1]}})
-  most = math.max(most, numbers[i])
-end
-local NEVER = 9007199254740992
+{MEMBER}
 local last = tonumber(redis.call('GET', order) or 0)
 
 local function tick()
@@ -67,29 +52,6 @@ local function load(member)
   return packed and cmsgpack.unpack(packed)
 end
 
-local function ready_time(record)
-  local at, why = now, 'ready'
-  local function wait(time, reason)
-    if time > at then at, why = time, reason end
-  end
-  wait(record.cool, 'cooling')
-  if record.breaker == {OPEN} then wait(record.open, 'open') end
-  for _, quota in ipairs(quotas) do
-    local free = quota[1] - record.used
-    local oldest = #record.log - free + 1
-    if free <= 0 then
-      wait(NEVER, 'limited')
-    elseif oldest >= 1 then
-      wait(record.log[oldest] + quota[2] + {APART}, 'limited')
-    end
-  end
-  local places = slots
-  if record.breaker == {HALF_OPEN} then places = math.max(math.min(slots, successes - record.succeeded), 1) end
-  if record.used >= places then at, why = NEVER, 'leased' end
-  if record.retired == 1 then at, why = NEVER, 'retired' end
-  return at, why
-end
-
 local function save(member, record)
   while #record.log > most do table.remove(record.log, 1) end
   redis.call('HSET', members, member, cmsgpack.pack(record))
@@ -97,11 +59,6 @@ local function save(member, record)
   local at, why = ready_time(record)
   if at == NEVER then return end
   redis.call('ZADD', ready, whole(why == 'ready' and tick() or at), member)
-end
-
-local function change(record, breaker)
-  record.breaker, record.number, record.failed, record.succeeded = breaker, record.number + 1, 0, 0
-  if breaker == {OPEN} then record.open = now + open_for end
 end
 
 local function settle(lease_id, holder, outcome, cooldown, retire, used)
@@ -113,15 +70,7 @@ local function settle(lease_id, holder, outcome, cooldown, retire, used)
   if used == 1 and most > 0 then table.insert(record.log, now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
-  if failures > 0 and tonumber(number) == record.number then  -- else it began before the breaker changed
-    if outcome == 'failure' then
-      record.failed = record.failed + 1
-      if record.breaker == {HALF_OPEN} or record.failed >= failures then change(record, {OPEN}) end
-    elseif outcome == 'success' then
-      record.failed, record.succeeded = 0, record.succeeded + 1
-      if record.breaker == {HALF_OPEN} and record.succeeded >= successes then change(record, {CLOSED}) end
-    end
-  end
+  judge(record, tonumber(number), outcome)
   save(member, record)
 end
 
@@ -210,8 +159,7 @@ if op == 'add' then
   for i = rest, #ARGV do
     local record = load(ARGV[i])
     if not record or record.retired == 1 then
-      record = record or {{used = 0, failed = 0, succeeded = 0, breaker = {CLOSED}, number = 0, cool = 0, open = 0,
-        log = {{}}}}
+      record = record or newcomer()
       record.retired = 0
       save(ARGV[i], record)
     end
@@ -246,25 +194,6 @@ return answer
 """
 
 
-class Record:
-    """A member."""
-
-    def __init__(self) -> None:
-        self.used = self.failed = self.succeeded = self.number = self.cool = self.open = self.retired = 0
-        self.breaker = CLOSED
-        self.log: list[int] = []
-
-
-class Rules:
-    """The rules of a pool, and what a call takes besides."""
-
-    def __init__(self, rules: str, lease: int, patience: int, rest: tuple[Any, ...]) -> None:
-        self.slots, self.failures, self.open_for, self.successes, *quotas = (int(each) for each in rules.split(","))
-        self.quotas = list(zip(quotas[::2], quotas[1::2], strict=True))
-        self.most = max([limit for limit, _ in self.quotas], default=0)
-        self.lease, self.patience, self.rest = lease, patience, rest
-
-
 class PoolState:
     """The same in Python."""
 
@@ -292,7 +221,7 @@ class PoolState:
             member = min(self.ready, key=lambda each: (self.ready[each], each))
             record = self.members[member]
             if record.breaker == OPEN:
-                self._change(record, HALF_OPEN, now, rules)
+                record.change(HALF_OPEN, now, rules)
             record.used += 1
             self.leases[id] = now + rules.lease
             self.holders[id] = (record.number, member)
@@ -330,11 +259,11 @@ class PoolState:
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
         before = self.rules
-        self.rules = arguments[2] if arguments[2] != PLAIN else before or PLAIN
+        self.rules = arguments[2] or before or PLAIN
         rules = self._begin(now, arguments)
         if before and before != self.rules:
             for member in sorted(self.members):
-                at, why = self._ready_time(self.members[member], now, rules)
+                at, why = self.members[member].ready_time(now, rules)
                 if at is None:
                     self.ready.pop(member, None)
                 elif why != "ready":
@@ -362,7 +291,7 @@ class PoolState:
         answer: list[Any] = [len(self.waiting)]
         for member in sorted(self.members):
             record = self.members[member]
-            at, why = self._ready_time(record, now, rules)
+            at, why = record.ready_time(now, rules)
             wait = 0 if why == "ready" else -1 if at is None else at - now
             answer += [member, why, record.used, wait, record.breaker, record.failed]
         return answer
@@ -372,7 +301,7 @@ class PoolState:
 
     def _begin(self, now: int, arguments: tuple[Any, ...]) -> Rules:
         lease, patience, given, *rest = arguments
-        rules = Rules(self.rules or given, lease, patience, tuple(rest))
+        rules = Rules(self.rules or given or PLAIN, lease, patience, tuple(rest))
         for old in _due(self.leases, now):
             self._settle(old, "", 0, 0, 1, now, rules)
         for dead in _due(self.alive, now):
@@ -380,45 +309,17 @@ class PoolState:
             self.waiting.pop(dead, None)
         return rules
 
-    def _ready_time(self, record: Record, now: int, rules: Rules) -> tuple[int | None, str]:
-        places = rules.slots
-        if record.breaker == HALF_OPEN:
-            places = max(min(places, rules.successes - record.succeeded), 1)
-        if record.retired:
-            return None, "retired"
-        if record.used >= places:
-            return None, "leased"
-        at, why = now, "ready"
-        waits = [(record.cool, "cooling")]
-        if record.breaker == OPEN:
-            waits.append((record.open, "open"))
-        for limit, window in rules.quotas:
-            free = limit - record.used
-            if free <= 0:
-                return None, "limited"
-            if len(record.log) >= free:
-                waits.append((record.log[-free] + window + APART, "limited"))
-        for time, reason in waits:
-            if time > at:
-                at, why = time, reason
-        return at, why
-
     def _save(self, member: str, record: Record, now: int, rules: Rules) -> None:
         record.log = record.log[-rules.most :] if rules.most else []
         self.members[member] = record
         self.ready.pop(member, None)
-        at, why = self._ready_time(record, now, rules)
+        at, why = record.ready_time(now, rules)
         if at is not None:
             self.ready[member] = self._tick(now) if why == "ready" else at
 
     def _tick(self, now: int) -> int:
         self.last = max(now, self.last + 1)
         return self.last
-
-    def _change(self, record: Record, breaker: int, now: int, rules: Rules) -> None:
-        record.breaker, record.number, record.failed, record.succeeded = breaker, record.number + 1, 0, 0
-        if breaker == OPEN:
-            record.open = now + rules.open_for
 
     def _settle(self, id: str, outcome: str, cooldown: int, retire: int, used: int, now: int, rules: Rules) -> None:
         number, member = self.holders.pop(id)
@@ -430,15 +331,7 @@ class PoolState:
         record.cool = max(record.cool, now + cooldown)
         if retire == 1:
             record.retired = 1
-        if rules.failures > 0 and number == record.number:
-            if outcome == "failure":
-                record.failed += 1
-                if record.breaker == HALF_OPEN or record.failed >= rules.failures:
-                    self._change(record, OPEN, now, rules)
-            elif outcome == "success":
-                record.failed, record.succeeded = 0, record.succeeded + 1
-                if record.breaker == HALF_OPEN and record.succeeded >= rules.successes:
-                    self._change(record, CLOSED, now, rules)
+        record.judge(number, outcome, now, rules)
         self._save(member, record, now, rules)
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.place import Machine, forget
+from headgate.coordination.machine import Machine, forget
 
 KEPT = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
 
 NEVER = 2**53
+UNDONE = (0, 0, None, 0, "")
 
 # Sorted Sets: the line (in order), until when each waits, until when it is taken to be alive (only those who say so),
 # who was served; the answers to calls and until when they are remembered; the last place that was given out.
+#
+# What a dequeue took out is remembered with its answer, and goes back to its place if nobody heard that: unless it was
+# cancelled or came again meanwhile, which its mark in "served" tells. Whoever waited for it may have been told, and no
+# longer says that it is there (a line feed before its name): it comes out once more all the same, within its time.
 #
 # ARGV from 3: call, id, timeout, most, alive. Times in microseconds.
 LUA = f"""
@@ -36,6 +41,14 @@ local function remove(each)
   redis.call('ZREM', deadlines, each)
   redis.call('ZREM', alive, each)
 end
+
+local function tick()
+  local last = math.max(now, tonumber(redis.call('GET', order) or 0) + 1)
+  redis.call('SET', order, whole(last))
+  return last
+end
+
+local function forget_served(each) redis.call('ZREM', served, each, '\\n' .. each) end
 
 local function keep(microseconds)
   local most = math.ceil((microseconds + {KEPT}) / 1000)
@@ -62,11 +75,9 @@ if op == 'enqueue' then
   if not place then
     place = redis.call('ZCARD', line)
     if most > 0 and place >= most then return {{-1}} end
-    local last = math.max(now, tonumber(redis.call('GET', order) or 0) + 1)
-    redis.call('SET', order, whole(last))
-    redis.call('ZADD', line, whole(last), id)
+    redis.call('ZADD', line, whole(tick()), id)
     redis.call('ZADD', deadlines, whole(now + timeout), id)
-    redis.call('ZREM', served, id)
+    forget_served(id)
     redis.pcall('PUBLISH', line, '')
   end
   if beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
@@ -75,14 +86,15 @@ if op == 'enqueue' then
 end
 
 if op == 'dequeue' then
-  if before then return {{string.match(before, '^%d*:%d*:%d*:(.*)$') or ''}} end
+  if before then return {{string.match(before, '^%d*:%d*:%d*:%d*:(.*)$') or ''}} end
   local first = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
   if #first == 0 then return {{''}} end
   local heard = redis.call('ZSCORE', alive, first[1])
   local until_when = redis.call('ZSCORE', deadlines, first[1])
-  remember(whole(first[2]) .. ':' .. whole(until_when) .. ':' .. (heard and whole(heard) or '') .. ':' .. first[1])
+  local mark = whole(tick() + {KEPT})
+  remember(table.concat({{whole(first[2]), whole(until_when), heard and whole(heard) or '', mark, first[1]}}, ':'))
   remove(first[1])
-  redis.call('ZADD', served, whole(now + {KEPT}), first[1])
+  redis.call('ZADD', served, mark, first[1])
   redis.pcall('PUBLISH', line, first[1])
   keep(timeout)
   return {{first[1]}}
@@ -91,12 +103,13 @@ end
 if op == 'undo' then  -- a dequeue that nobody heard the answer of: back to its place
   if before == '-' then return {{1}} end
   if before then
-    local place, until_when, heard, who = string.match(before, '^(%d*):(%d*):(%d*):(.*)$')
-    if tonumber(until_when) > now and not redis.call('ZSCORE', line, who) then
+    local place, until_when, heard, mark, who = string.match(before, '^(%d*):(%d*):(%d*):(%d*):(.*)$')
+    if tonumber(until_when) > now and tonumber(redis.call('ZSCORE', served, who)) == tonumber(mark) then
       redis.call('ZADD', line, place, who)
       redis.call('ZADD', deadlines, until_when, who)
-      if heard ~= '' then redis.call('ZADD', alive, whole(now + beat), who) end
-      redis.call('ZREM', served, who)
+      local told = redis.call('ZSCORE', served, '\\n' .. who)
+      if heard ~= '' and not told then redis.call('ZADD', alive, whole(now + beat), who) end
+      forget_served(who)
       redis.pcall('PUBLISH', line, '')
       keep(until_when - now)  -- the line may have been empty meanwhile: its key is a new one
     end
@@ -109,7 +122,7 @@ if op == 'cancel' then
   if before then return {{tonumber(before)}} end
   local found = redis.call('ZSCORE', line, id) and 1 or 0
   remove(id)
-  redis.call('ZREM', served, id)
+  forget_served(id)
   remember(found)
   redis.pcall('PUBLISH', line, id)
   return {{found}}
@@ -119,7 +132,9 @@ if op == 'look' then
   local place = redis.call('ZRANK', line, id)
   if place and beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
   if place then return {{'waiting', place}} end
-  return {{redis.call('ZSCORE', served, id) and 'served' or 'gone', 0}}
+  local mark = redis.call('ZSCORE', served, id)
+  if mark and beat > 0 then redis.call('ZADD', served, mark, '\\n' .. id) end
+  return {{mark and 'served' or 'gone', 0}}
 end
 
 return {{redis.call('ZCARD', line)}}
@@ -134,6 +149,7 @@ class QueueState:
         self.deadlines: dict[str, int] = {}
         self.alive: dict[str, int] = {}
         self.served: dict[str, int] = {}
+        self.told: set[str] = set()
         self.answers: dict[str, Any] = {}
         self.called: dict[str, int] = {}
         self.last = 0
@@ -149,10 +165,9 @@ class QueueState:
             place = len(self.line)
             if most > 0 and place >= most:
                 return [-1]
-            self.last = max(now, self.last + 1)
-            self.line[id] = self.last
+            self.line[id] = self._tick(now)
             self.deadlines[id] = now + timeout
-            self.served.pop(id, None)
+            self._forget_served(id)
         if beat > 0:
             self.alive[id] = now + beat
         self.due = min(self.due, now + timeout, now + (beat or timeout))
@@ -162,27 +177,28 @@ class QueueState:
     def dequeue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
         self._begin(now)
         if call in self.answers:
-            return [self.answers[call][3]]
+            return [self.answers[call][4]]
         if not self.line:
             return [""]
         first = min(self.line, key=self.line.__getitem__)
-        answer = (self.line[first], self.deadlines[first], self.alive.get(first), first)
+        mark = self._tick(now) + KEPT
+        answer = (self.line[first], self.deadlines[first], self.alive.get(first), mark, first)
         self._remember(now, call, answer)
         self._remove(first)
-        self.served.pop(first, None)
-        self.served[first] = now + KEPT
+        self._forget_served(first)
+        self.served[first] = mark
         return [first]
 
     def undo(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
         self._begin(now)
-        place, until, heard, who = self.answers.get(call, (0, 0, None, ""))
-        if until > now and who not in self.line:
+        place, until, heard, mark, who = self.answers.get(call, UNDONE)
+        if until > now and self.served.get(who) == mark:
             self.line[who], self.deadlines[who] = place, until
-            if heard is not None:
+            if heard is not None and who not in self.told:
                 self.alive[who] = now + beat
             self.due = now  # look at all
-            self.served.pop(who, None)
-        self._remember(now, call, (0, 0, None, ""))
+            self._forget_served(who)
+        self._remember(now, call, UNDONE)
         return [1]
 
     def cancel(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
@@ -191,7 +207,7 @@ class QueueState:
             return [self.answers[call]]
         found = int(id in self.line)
         self._remove(id)
-        self.served.pop(id, None)
+        self._forget_served(id)
         self._remember(now, call, found)
         return [found]
 
@@ -202,6 +218,8 @@ class QueueState:
                 self.alive[id] = now + beat
                 self.due = min(self.due, now + beat)
             return ["waiting", self._place(id)]
+        if id in self.served and beat > 0:
+            self.told.add(id)
         return ["served" if id in self.served else "gone", 0]
 
     def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
@@ -218,13 +236,21 @@ class QueueState:
                 for each in [each for each, until in times.items() if until <= now]:
                     self._remove(each)
             self.due = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
-        forget(self.served, now)
+        self.told.difference_update(forget(self.served, now))
         for each in forget(self.called, now):
             del self.answers[each]
 
     def _remove(self, id: str) -> None:
         for times in (self.line, self.deadlines, self.alive):
             times.pop(id, None)
+
+    def _forget_served(self, id: str) -> None:
+        self.served.pop(id, None)
+        self.told.discard(id)
+
+    def _tick(self, now: int) -> int:
+        self.last = max(now, self.last + 1)
+        return self.last
 
     def _place(self, id: str) -> int:
         return sum(place < self.line[id] for place in self.line.values())

@@ -1,0 +1,104 @@
+"""Steps that are to be done though nobody waits for them: to give back what a caller who is gone may have taken.
+
+An errand runs in the event loop of its caller, or in the thread of the timers if there is none; and in that thread when
+the loop ends before it is done. A process that ends waits a moment for what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+from time import monotonic, sleep
+from typing import TYPE_CHECKING
+
+from headgate.coordination.machine import Step
+from headgate.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from headgate.coordination.site import Site
+
+EVERY = 0.25  # seconds between two tries
+AT_EXIT = 2.0  # seconds that a process waits before it ends; after that, the TTL has to do
+
+_UNDER_WAY: set[Errand] = set()
+
+
+class Errand:
+    """Run *step* until it was answered, or until that time."""
+
+    def __init__(self, site: Site, step: Step, until: int) -> None:
+        self._site = site
+        self._step = step
+        self._until = until
+        self._later = site.place.timers.later
+        _UNDER_WAY.add(self)
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._later(0, self._try)
+        else:
+            self._task = site.start(self._try_in_loop(), self._loop)
+            self._watch = self._later(EVERY, self._look)
+            self._task.add_done_callback(self._left)
+
+    def _try(self) -> None:
+        over = True
+        try:
+            over = self._ask()
+        finally:
+            if over:
+                _UNDER_WAY.discard(self)
+            else:
+                self._later(EVERY, self._try)
+
+    def _ask(self) -> bool:
+        """Ask from a thread; whether there is no more to do."""
+        site = self._site
+        try:
+            site.place.check(tasks=False)
+        except TypeError:
+            return True  # a client that only an event loop can use, and that has ended
+        try:
+            site.place.step(site.machine, site.name, self._step)
+        except StoreUnavailable:
+            return site.clock.now() >= self._until
+        return True
+
+    async def _try_in_loop(self) -> None:
+        site = self._site
+        while True:
+            try:
+                await site.place.astep(site.machine, site.name, self._step)
+                return
+            except StoreUnavailable:
+                if site.clock.now() >= self._until:
+                    return
+            await asyncio.sleep(EVERY)
+
+    def _look(self) -> None:
+        """A loop that ends may just forget what was begun while it ended; one that stands still may never go on."""
+        if not self._loop.is_running():
+            self._try()  # if it does go on, that is done twice, which is the same as once
+        elif not self._task.done():
+            self._watch = self._later(EVERY, self._look)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._watch.cancel()
+        if self not in _UNDER_WAY:
+            return  # a thread has done it
+        if task.cancelled():  # as `asyncio.run` does when it ends, even before the task has begun
+            self._later(0, self._try)
+        else:
+            _UNDER_WAY.discard(self)
+
+
+def _at_exit() -> None:
+    until = monotonic() + AT_EXIT
+    while _UNDER_WAY and monotonic() < until:
+        sleep(0.005)  # the threads that do it run on until we return
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_UNDER_WAY.clear)  # the parent sees to its own

@@ -1,0 +1,76 @@
+"""What a tool is: a few operations on a state, written in Lua for Redis and as a plain Python class for memory.
+
+Every operation carries an id that its caller chose, and to run it twice is to run it once; so a call whose reply was
+lost is sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headgate.keys import hash_tag
+from headgate.waiting import Line
+
+Reply = list[Any]  # of int and str
+
+# What every script starts with: the operation, and the time in microseconds ('' for the server's).
+LUA_START = """
+local op, now = ARGV[1], tonumber(ARGV[2])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local function whole(number) return string.format('%.0f', number) end
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A tool's operations, twice: *lua* for Redis, *state* for memory, whose methods are the operations."""
+
+    prefix: str
+    suffixes: tuple[str, ...]  # of its Redis keys; the first has none
+    lua: str
+    state: Callable[[], Any]
+
+    def keys(self, name: str) -> list[str]:
+        tag = f"{self.prefix}:{hash_tag(name)}"
+        return [tag + suffix for suffix in self.suffixes]
+
+
+def forget(times: dict[str, int], now: int) -> list[str]:
+    """Drop those whose time has come, and say who they were. All live equally long, so the oldest are the first."""
+    gone = []
+    for each, until in times.items():
+        if until > now:
+            break
+        gone.append(each)
+    for each in gone:
+        del times[each]
+    return gone
+
+
+class Step(NamedTuple):
+    """Run this operation; the answer is its reply."""
+
+    op: str
+    arguments: tuple[str | int, ...]
+
+
+# Operations that may let somebody else go on.
+WAKING = frozenset({"release", "settle", "add", "enqueue", "undo"})
+
+
+def wake(line: Line, channel: str, step: Step, reply: Reply) -> None:
+    """Wake whoever in this process can go on, now that *step* was answered."""
+    if step.op in WAKING:
+        line.wake(channel)
+    elif step.op in ("dequeue", "cancel"):
+        line.wake(about(channel, str(reply[0] if step.op == "dequeue" else step.arguments[1])))
+
+
+def about(channel: str, who: str) -> str:
+    """The line of those who wait to hear of *who*, and not of the channel as a whole."""
+    return f"{channel}\n{who}" if who else channel  # no name has a line feed

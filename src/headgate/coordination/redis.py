@@ -1,0 +1,141 @@
+"""Tools whose states are in a Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.coordination.machine import LUA_START, Machine, Reply, Step, about, wake
+from headgate.coordination.memory import POLL, Memory
+from headgate.coordination.timers import Timers
+from headgate.errors import StoreUnavailable
+from headgate.waiting import Line
+
+POLL_UNHEARD = 0.05  # seconds after which whoever waits asks again where there is nobody to wake it
+
+
+class Redis:
+    """States in a Redis."""
+
+    def __init__(self, store: Any, owned: bool = True) -> None:
+        from headgate.redis.address import Target
+
+        self.store = store
+        self._owned = owned
+        self.clock: Clock = store.clock or SYSTEM_CLOCK
+        self.timers = Timers(self.clock)  # of its own: a Redis that hangs must not hold up what is kept at another
+        self._target = store._source if isinstance(store._source, Target) else None
+        self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self.poll = POLL if self._target else POLL_UNHEARD
+        self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
+        self.restart()
+
+    def check(self, *, tasks: bool) -> None:
+        """A client of redis-py that was handed in serves threads or tasks, not both."""
+        from redis import ConnectionPool
+        from redis.asyncio import ConnectionPool as AsyncConnectionPool
+
+        if not tasks and isinstance(self.store._source, AsyncConnectionPool):
+            raise TypeError("the store was given a redis.asyncio.Redis: use it with the Async tools, or give it a URL")
+        if tasks and isinstance(self.store._source, ConnectionPool):
+            raise TypeError("the store was given a redis.Redis: use it with the tools for threads, or give it a URL")
+
+    def restart(self) -> None:
+        self.fallback.restart()
+        self.line = Line()
+        self._subscription: Any = None
+        self._lock = threading.Lock()
+
+    def step(self, machine: Machine, name: str, step: Step) -> Reply:
+        from redis.exceptions import RedisError
+
+        script, call = self._call(machine, name, step)
+        try:
+            reply = _plain(self.store.threads().ask(script, call))
+        except (RedisError, OSError) as error:
+            raise _unavailable(name, error) from error
+        wake(self.line, call.key, step, reply)  # those in this process need not wait for the message
+        return reply
+
+    async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
+        from redis.exceptions import RedisError
+
+        script, call = self._call(machine, name, step)
+        if (loop := asyncio.get_running_loop()) not in self._guards:
+            await self._guard(loop)
+        try:
+            reply = _plain(await self.store.loop().ask(script, call))
+        except (RedisError, OSError) as error:
+            raise _unavailable(name, error) from error
+        wake(self.line, call.key, step, reply)
+        return reply
+
+    def listen(self, channel: str) -> None:
+        if self._target:
+            with self._lock:
+                if self._subscription is None:
+                    from headgate.coordination.subscription import Subscription
+
+                    self._subscription = Subscription(self._target, self._heard)
+            self._subscription.listen(channel)
+
+    def leave(self, channel: str) -> None:
+        if self._target:
+            self._subscription.leave(channel)
+
+    def close(self) -> None:
+        if self._subscription:
+            self._subscription.close()
+        if self._owned:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        if self._subscription:
+            await asyncio.to_thread(self._subscription.close)
+        if self._owned:
+            await self.store.aclose()
+
+    def _heard(self, channel: str, who: str) -> None:
+        self.line.wake(about(channel, who))
+
+    def _call(self, machine: Machine, name: str, step: Step) -> Any:
+        script = _script(machine)
+        now = self.store.clock.now() if self.store.clock else ""
+        return script, script.with_keys(machine.keys(name), step.op, now, *step.arguments)
+
+    async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close this loop's connections when it ends: nobody has to remember it."""
+        for closed in [other for other in self._guards if other.is_closed()]:
+            del self._guards[closed]
+        guard = self._guards[loop] = self._until_the_end()
+        await anext(guard)  # an event loop that ends closes the generators that were begun in it
+
+    async def _until_the_end(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self.store.aclose()
+
+
+_SCRIPTS: dict[int, Any] = {}
+
+
+def _script(machine: Machine) -> Any:
+    """The machine's Lua, to be called; made late, since memory needs no Redis client."""
+    script = _SCRIPTS.get(id(machine))
+    if script is None:
+        from headgate.redis.lua import Lua
+
+        script = _SCRIPTS[id(machine)] = Lua(LUA_START + machine.lua, repeatable=True)
+    return script
+
+
+def _plain(reply: Any) -> Reply:
+    return [part.decode() if isinstance(part, bytes) else part for part in reply]
+
+
+def _unavailable(name: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"{name!r}: Redis did not answer: {error}")

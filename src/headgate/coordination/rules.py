@@ -1,0 +1,37 @@
+"""The rules for the members of a pool, checked, and written as its machine reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.clock import MICROSECONDS
+from headgate.coordination.arguments import count, seconds
+from headgate.errors import InvalidQuota
+from headgate.quota import Quota
+
+Quotas = str | Quota | Sequence[str | Quota] | None
+
+
+def rules(slots: int | None, quota: Quotas, failures: int | None, open_for: float | None, successes: int | None) -> str:
+    """Nothing if none is given: then those that the pool has count. Who gives one gives all."""
+    if all(rule is None for rule in (slots, quota, failures, open_for, successes)):
+        return ""
+    numbers = [
+        count("slots", 1 if slots is None else slots),
+        0 if failures is None else count("failures", failures),
+        round(seconds("open_for", 600.0 if open_for is None else open_for) * MICROSECONDS),
+        count("successes", 3 if successes is None else successes),
+        *(number for each in _quotas(quota) for number in (each.limit, each.period_us)),
+    ]
+    return ",".join(map(str, numbers))
+
+
+def _quotas(quota: Quotas) -> list[Quota]:
+    if quota is None:
+        return []
+    listed = [quota] if isinstance(quota, str | Quota) else list(quota)
+    quotas = [each if isinstance(each, Quota) else Quota.parse(each) for each in listed]
+    for each in quotas:
+        if each.burst is not None:
+            raise InvalidQuota(f"the quota of a pool's member is counted exactly, so it has no burst: {each}")
+    return quotas
