@@ -32,7 +32,7 @@ from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
 from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
-from headgate.redis.script import Call, Script
+from headgate.redis.script import Call, Script, still_owed
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
 from headgate.stores import Health
 
@@ -229,9 +229,18 @@ class Batches:
     def _return_permits(self, request: Send | Ask, reply: Any) -> None:
         """Give back what a call took for somebody who is gone."""
         if isinstance(request, Ask) and request.call.op == "take" and reply[0] == 1:
+            self._refund(request, request.call.permits)
+
+    def _refund(self, request: Ask, permits: int) -> None:
+        def given_back(done: asyncio.Future[Any]) -> None:  # nobody else waits for it
+            if not done.cancelled() and not done.exception():
+                self._refund(request, still_owed(done.result()))
+
+        if permits:
+            call = request.call._replace(op="refund", permits=permits)
             done = self.loop.create_future()
-            done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
-            self._queue(Passenger(request._replace(call=request.call._replace(op="refund"), whole=True), done))
+            done.add_done_callback(given_back)
+            self._queue(Passenger(request._replace(call=call, whole=True), done))
 
 
 async def _can_read(connection: Any) -> bool:

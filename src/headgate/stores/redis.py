@@ -25,7 +25,7 @@ from headgate.plan import arun, run
 from headgate.redis import address
 from headgate.redis.health import WITHIN
 from headgate.redis.loops import LoopLink
-from headgate.redis.script import Call, Script
+from headgate.redis.script import Call, Script, still_owed
 from headgate.redis.threads import ThreadLink
 from headgate.redis.topology import Unreached
 from headgate.rule import Rule, check_permits
@@ -277,8 +277,8 @@ class Plans:
         key, permits = check_key(key), check_permits(permits)
         left = self.fallback.forgive(key, permits)
         try:
-            if left:
-                yield Call("refund", key, left)
+            while left:
+                left = still_owed((yield Call("refund", key, left)))
         except _FAILURES as error:
             self.fallback.note(error, refused=_refused(error))
 
