@@ -110,7 +110,7 @@ def _reply(app: App, decide: Callable[[], Decision]) -> Reply:
     played = Played(made.allowed, made.limit, made.remaining, made.reset_after, made.retry_after, time())
     if (workers := app.state.settings.workers) > 1:
         played.note = (
-            f"This service has {workers} workers, and here each counts for itself: a request may come to any of them, so "
-            "more may be allowed than the quota says. Start it with --workers 1 to play."
+            f"This service has {workers} workers, and here each counts for itself: a request may come to any of them, "
+            "so more may be allowed than the quota says. Start it with --workers 1 to play."
         )
     return as_json(played)
