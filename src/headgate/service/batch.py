@@ -16,11 +16,12 @@ from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.answers import as_shown, count, exempted, reply, unanswered
 from headgate.service.body import from_json
-from headgate.service.checks import FORM, find, given_or_none
+from headgate.service.checks import FORM, given_or_none
 from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import BATCH, Check, Checks
 from headgate.service.query import parse
 from headgate.service.rules import Lane
+from headgate.service.subject import find
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
