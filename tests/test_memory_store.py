@@ -56,6 +56,32 @@ def test_full_of_limited_keys_it_refuses_newcomers_until_there_is_room(
     assert limiter.try_acquire("newcomer"), "retry_after is true here too"
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_look_at_a_newcomer_says_what_a_call_would(algorithm: str) -> None:
+    """Whatever is in a small store, full or not, of one limiter or of two: the answers agree, key by key."""
+    chance = random.Random(algorithm)
+    refused = admitted = 0
+    for bound in (1, 2, 9, 40):
+        clock = ManualClock()
+        store = MemoryStore(max_keys=bound, clock=clock)
+        limiters = [Limiter("2/minute", algorithm=algorithm, store=store, name=name) for name in ("one", "two")]
+        for number in range(2_000):
+            limiter = chance.choice([*limiters, limiters[0]])
+            key = f"newcomer {number}" if chance.random() < 0.7 else f"known {chance.randrange(2 * bound)}"
+            permits = chance.choice([1, 2, 2])
+            idle = limiter.peek(key, permits=0)
+            expected = limiter.peek(key, permits)
+            decision = limiter.try_acquire(key, permits)
+            assert decision == expected
+            assert idle.allowed and idle.retry_after == 0.0
+            assert idle.remaining >= decision.remaining + (permits if decision else 0)
+            assert len(store) <= bound
+            refused += not decision and key.startswith("newcomer")
+            admitted += decision.allowed
+            clock.advance(chance.choice([0, 0, 0, 0.0005, 0.002, 1, 20]) if number % 100 else 130)
+    assert min(refused, admitted) > 100, "the trials never came to the point"
+
+
 def test_a_flood_under_threads(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=500, clock=clock)
     limiter = Limiter(["3/hour", "5/day"], algorithm="sliding_window", store=store)

@@ -233,3 +233,15 @@ def test_hashed_keys_show_nobodys_name(algorithm: str, redis_server: Server) -> 
             assert len(name) < 100
         other = place.limiter("2/minute", algorithm=algorithm, hash_keys=True, clock=ManualClock())
         assert not other.try_acquire(keys[0]), "the digest is the same in every process"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_refund_counts_after_the_quota_was_lowered(algorithm: str, redis_server: Server) -> None:
+    """More is spent than the new quota would allow: what is given back is given back."""
+    clock = ManualClock()
+    with Place(redis_server) as place:
+        assert place.limiter("10/minute", algorithm=algorithm, clock=clock).try_acquire("k", permits=10)
+        lowered = place.limiter("5/minute", algorithm=algorithm, clock=clock)
+        before = lowered.peek("k", permits=0).remaining
+        lowered.refund("k", permits=10)
+        assert lowered.peek("k", permits=0).remaining == 5 > before

@@ -134,7 +134,7 @@ class Limiter:
 
     def _shorten(self) -> None:
         """Save a call on the way to a decision that takes a fraction of a microsecond."""
-        if type(self).try_acquire is Limiter.try_acquire:
+        if type(self).try_acquire is _TRY_ACQUIRE:  # else somebody has put another in its place, in a test perhaps
             self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
 
     def _for_async(self) -> AsyncLimiter:
@@ -256,7 +256,7 @@ class AsyncLimiter:
         await self.aclose()
 
     def _shorten(self) -> None:
-        if type(self).try_acquire is AsyncLimiter.try_acquire:
+        if type(self).try_acquire is _ASYNC_TRY_ACQUIRE:
             self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
 
     async def _wait(self, plan: Wait, key: str, permits: int, wake: asyncio.Event) -> Decision:
@@ -271,6 +271,8 @@ class AsyncLimiter:
 
         return await arun(plan, answer)
 
+
+_TRY_ACQUIRE, _ASYNC_TRY_ACQUIRE = Limiter.try_acquire, AsyncLimiter.try_acquire
 
 L = TypeVar("L", bound=Limiter | AsyncLimiter)
 

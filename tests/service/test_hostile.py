@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -119,6 +120,14 @@ def test_a_body_is_read_as_far_as_it_may_be(service: Service) -> None:
     assert answer.status == 200
 
 
+@pytest.mark.parametrize("fields", [b"X: " + b"a" * 200_000 + b"\r\n", b"X: a\r\n" * 150], ids=["long", "many"])
+def test_too_large_a_head_is_refused(service: Service, key: str, fields: bytes) -> None:
+    start = b"GET " + CHECK + b"?key=" + key.encode() + b" HTTP/1.1\r\nHost: x\r\n"
+    found = raw(service, start + fields + b"\r\n")
+    assert found == b"" or found.startswith(b"HTTP/1.1 431"), found[:200]
+    assert service.remaining(key, permits=0).json["remaining"] == 100
+
+
 def post(key: str, headers: bytes, rest: bytes = b"") -> bytes:
     start = b"POST " + CHECK + b"?key=" + key.encode() + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     return start + b"Content-Type: application/json\r\n" + headers + b"\r\n" + rest
@@ -130,6 +139,8 @@ BROKEN = {
     "no chunk": (b"Transfer-Encoding: chunked\r\n", b""),
     "a chunk that is none": (b"Transfer-Encoding: chunked\r\n", b"zz\r\n{}\r\n0\r\n\r\n"),
     "half a chunk": (b"Transfer-Encoding: chunked\r\n", b'20\r\n{"permits": 2'),
+    "all but the last chunk": (b"Transfer-Encoding: chunked\r\n", b'e\r\n{"permits": 2}\r\n'),
+    "half the last chunk": (b"Transfer-Encoding: chunked\r\n", b'e\r\n{"permits": 2}\r\n0\r\n'),
 }
 
 
@@ -145,6 +156,23 @@ def test_half_a_body_is_none(service: Service, key: str, what: str) -> None:
         connection.sendall(data)  # and gone
     assert service.check(key, algorithm="SLIDING_WINDOW").status == 200  # by now both have been looked at
     assert service.remaining(key, permits=0).json["remaining"] == 100
+
+
+@pytest.mark.parametrize(
+    "headers, end",
+    [(b"", b"\r\n"), (b"Trailer: Digest\r\n", b"Digest: x\r\n\r\n")],
+    ids=["plain", "with trailers"],
+)
+def test_a_body_in_chunks_is_whole_with_the_last(service: Service, key: str, headers: bytes, end: bytes) -> None:
+    chunks = b'7\r\n{"permi\r\n7\r\nts": 2}\r\n0\r\n' + end
+    for number, part in enumerate((chunks, chunks[:9], chunks[:20])):  # at once, and in two pieces
+        with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+            connection.sendall(post(f"{key}-{number}", b"Transfer-Encoding: chunked\r\n" + headers, part))
+            if len(part) < len(chunks):
+                time.sleep(0.05)  # so that they do not arrive as one
+                connection.sendall(chunks[len(part) :])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert service.remaining(f"{key}-{number}", permits=0).json["remaining"] == 98
 
 
 def test_who_sends_nothing_is_let_go(service: Service, key: str) -> None:

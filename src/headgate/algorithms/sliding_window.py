@@ -4,7 +4,8 @@ Promises: no stretch of time as long as the period ever holds more than the limi
 one entry for each admitted call (not for each permit) in the last period; a denial adds none.
 Redis: Sorted Set, score = time in microseconds, member = ``total:permits``, where total counts every permit since
 the set began. The difference of two totals is the sum between them, so a decision needs the two ends of the log
-and never its middle: O(log n), however large ``permits`` is.
+and never its middle: O(log n), however large ``permits`` is. What is to be removed goes a bounded piece at a time, or
+whole by UNLINK, which frees it in the background: a log of a million entries never holds the server up.
 """
 
 from __future__ import annotations
@@ -146,16 +147,40 @@ local function add(key, time, total, permits)
   redis.call('ZADD', key, time, string.format('%016.0f:%.0f', total, permits))
 end
 
+-- entries removed by one call at most, of those that have expired: a call adds one, so that is quick enough
+local EXPIRED = 100
+local REFUNDED = 1000  -- and by one step of a refund
+
+-- how many of these permits one call may give back, so that it removes no more than that
+local function at_once(key, state, q, permits)
+  if permits >= state.used or state.ahead then return permits end
+  local found = redis.call('ZRANGE', key, -REFUNDED, -REFUNDED, 'WITHSCORES')
+  if not found[1] then return permits end
+  local oldest = entry(found)
+  return math.min(permits, state.total - oldest.total + oldest.permits)
+end
+
+local function forget(key, state, q)
+  if state.used == 0 then
+    if state.total > 0 then redis.call('UNLINK', key) end
+    return
+  end
+  local gone = redis.call('ZCOUNT', key, '-inf', state.now - q.period)
+  if gone > 0 then redis.call('ZREMRANGEBYRANK', key, 0, math.min(gone, EXPIRED) - 1) end
+end
+
 local function spend(key, state, q, now, permits)
   if state.ahead then
-    redis.call('DEL', key)
+    redis.call('UNLINK', key)
     add(key, now, state.total, state.used)
   end
   if permits > 0 then
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', state.now - q.period)
+    forget(key, state, q)
     add(key, state.now, state.total + permits, permits)
-  elseif permits < 0 and state.used > 0 then
-    local total = math.max(state.total + permits, state.gone)
+  elseif permits < 0 and -permits >= state.used then
+    redis.call('UNLINK', key)
+  elseif permits < 0 then
+    local total = state.total + permits
     local rank, cut = find(state, q, total + 1)
     redis.call('ZREMRANGEBYRANK', key, rank, -1)
     local before = cut.total - cut.permits

@@ -62,6 +62,16 @@ local function all(first, permits)
       reset = math.max(reset, full)
     end
   end
+  if op == 'refund' then  -- the last number of the answer: how many permits are still to be given back
+    local some = permits
+    for i, state in ipairs(states) do
+      if at_once then some = math.min(some, at_once(keys[i], state, quotas[i], permits)) end
+    end
+    if reset > 0 then
+      for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, -some) end
+    end
+    return 1, binds, remaining, reset, permits - some
+  end
   if not allowed then  -- nothing is spent, so those that would have allowed stay as they are
     reset = 0
     for i, state in ipairs(states) do
@@ -73,8 +83,6 @@ local function all(first, permits)
     for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, permits) end
   elseif op == 'charge' and remaining > 0 then  -- what was granted while nobody could ask here, as far as it goes
     for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, math.min(permits, remaining)) end
-  elseif op == 'refund' and reset > 0 then
-    for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, -permits) end
   end
   return allowed and 1 or 0, binds, remaining, reset, retry
 end
@@ -101,7 +109,9 @@ end
 return answers
 """
 
-_HERE = "local where\n"  # for those that keep a state under the key itself
+# Functions that an algorithm may leave out: `where` a state is kept, if not under the key itself, and how many permits
+# a refund may give back `at_once`, if not all.
+_OPTIONAL = ("where", "at_once")
 
 
 class Call(NamedTuple):
@@ -121,7 +131,8 @@ class Script:
 
     def __init__(self, rule: Rule, prefix: str, hash_keys: bool, clock: Clock | None) -> None:
         lua = ALGORITHMS[rule.kind].lua
-        self.text = (lua if "function where" in lua else _HERE + lua) + _FRAME
+        absent = [f"local {name}\n" for name in _OPTIONAL if f"local function {name}(" not in lua]
+        self.text = "".join([*absent, lua, _FRAME])
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.capacity = rule.capacity
         self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # those whose keys change with time
@@ -185,6 +196,11 @@ class Script:
     def decision(self, reply: Any) -> Decision:
         allowed, binds, remaining, reset, retry = reply
         return answer(allowed == 1, self._units[binds - 1], remaining, reset, retry)
+
+
+def still_owed(reply: Any) -> int:
+    """The permits that a refund left for another call, because to give all back would hold the server up."""
+    return int(reply[4])
 
 
 _PERMITS = {permits: pack_arguments(permits) for permits in range(1, 17)}

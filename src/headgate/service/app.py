@@ -96,6 +96,7 @@ class App:
         self.playground = playground.Sessions()
         self.page = static.load()
         self.bodies = Bodies()
+        self.batches = asyncio.Semaphore(batch.AT_ONCE)
         self.waiting = 0
         self.watchers = 0
         self.error_logged_at = float("-inf")

@@ -1,7 +1,8 @@
 """Many checks in one request, each on its own, answered in order.
 
 A bad one among them refuses them all before anything is spent. They are decided in slices, and between two slices
-others have their turn: a thousand checks at once are no reason to let everybody else wait.
+others have their turn: a thousand checks at once are no reason to let everybody else wait. For the same reason only a
+few batches are decided at a time, and the rest stand in line.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.answers import as_shown, count, exempted, reply, unanswered
 from headgate.service.body import from_json
-from headgate.service.checks import FORM, find, given_or_none
+from headgate.service.checks import FORM, given_or_none
 from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import BATCH, Check, Checks
 from headgate.service.query import parse
 from headgate.service.rules import Lane
+from headgate.service.subject import find
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
 
 SLICE = 16  # some hundred microseconds
 TRIP = 64  # what one trip to Redis carries
+AT_ONCE = 4  # batches in a worker: between two turns of somebody else lies a slice of each; as many trips are under way
 
 
 QUOTES = 14  # of one check: four names, three texts
@@ -58,9 +61,17 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
     state.tokens.demand("check", scope.headers)
     parse(scope.query_string, frozenset())
     raw = await app.bodies.read(scope, exchange)
+    async with app.batches:
+        bodies = await _answers(app, state, scope, raw)
+    headers = [("content-type", "application/json"), ("cache-control", "no-store")]
+    return 200, headers, "[" + ",".join(bodies) + "]"
+
+
+async def _answers(app: App, state: State, scope: Scope, raw: bytes) -> list[str]:
     if objects(raw) > BATCH:
         raise Refusal(400, f"more than {BATCH} checks in one batch; send at most {BATCH}")
     checks: list[Check] = from_json(scope, raw, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
+    await asyncio.sleep(0)
     planned: list[Planned] = []
     bodies: list[str] = []
     for start in range(0, len(checks), SLICE):
@@ -70,8 +81,7 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
     for start in range(0, len(planned), width):
         bodies += await _decide(app, state, planned[start : start + width])
         await asyncio.sleep(0)
-    headers = [("content-type", "application/json"), ("cache-control", "no-store")]
-    return 200, headers, "[" + ",".join(bodies) + "]"
+    return bodies
 
 
 def _plan(state: State, scope: Scope, number: int, one: Check) -> Planned:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.limiter import AsyncLimiter
-from headgate.service.address import Address
 from headgate.service.answers import EXEMPT, as_shown, count, exempted, reply, unanswered
 from headgate.service.body import from_json
 from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
 from headgate.service.rules import Lane
+from headgate.service.subject import find
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -168,45 +167,6 @@ def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[di
 
 def given_or_none(value: Any) -> Any:
     return None if value is msgspec.UNSET else value
-
-
-def find(
-    state: State, scope: Scope, rule: str | None, algorithm: str | None, given: str | None
-) -> tuple[Lane, str, bool]:
-    """The lane and the key of a request, and whether it is exempt."""
-    lane = state.book.lane(rule, algorithm)
-    if lane.parts is not None:
-        key = _joined(state, scope, lane, given)
-    else:
-        key = state.locator.key(scope.client, scope.headers) if given is None else given
-    if lane.exempt_keys is not None and lane.is_exempt(key, _address(state, scope)):
-        return lane, key, True
-    if lane.overrides is not None:
-        lane = lane.overrides.get(key, lane)
-    return lane, key, False
-
-
-def _address(state: State, scope: Scope) -> Callable[[], Address | None]:
-    return lambda: state.locator.address(scope.client, scope.headers)
-
-
-def _joined(state: State, scope: Scope, lane: Lane, given: str | None) -> str:
-    """The key of a rule that takes it together from parts; `|` between them, so one inside a part is encoded."""
-    values = []
-    for part in lane.parts or ():
-        if part == "key":
-            value = state.locator.key(scope.client, scope.headers) if given is None else given
-        elif part == "address":
-            value = state.locator.key(scope.client, scope.headers)
-        else:
-            name = part.removeprefix("header:")
-            value = scope.headers.get(name, "")
-            if not value:
-                raise Refusal(400, f"rule {lane.name!r} needs the header {name}")
-        values.append(value)
-    if len(values) == 1:
-        return str(values[0])
-    return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)
 
 
 async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, Lane, str, Decision, str]:

@@ -109,5 +109,8 @@ def _reply(app: App, decide: Callable[[], Decision]) -> Reply:
         raise Refusal(400, str(error)) from None
     played = Played(made.allowed, made.limit, made.remaining, made.reset_after, made.retry_after, time())
     if (workers := app.state.settings.workers) > 1:
-        played.note = f"each of the {workers} workers plays for itself, and a connection may lead to any of them"
+        played.note = (
+            f"This service has {workers} workers, and here each counts for itself: a request may come to any of them, "
+            "so more may be allowed than the quota says. Start it with --workers 1 to play."
+        )
     return as_json(played)

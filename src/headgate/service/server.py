@@ -74,6 +74,14 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
             worker.interrupt_by_parent = True  # who gets the same signal from elsewhere has not failed
         super().signal_handler_interrupt(*arguments, **options)
 
+    def shutdown(self, exit_code: int = 0) -> None:
+        try:
+            super().shutdown(exit_code)
+        except SystemExit:
+            if exit_code or not self.interrupt_signal:
+                raise
+            # told to stop: a worker that was told as well, and went before this process heard of it, has not failed
+
     def signal_handler_reload(self, *arguments: Any, **options: Any) -> None:
         if os.getpid() != self.pid:
             return  # a worker that has not come to its own handlers yet: it reads the newest settings anyway

@@ -155,6 +155,8 @@ class Table:
             state = self.known(key)
             if state is None:
                 check_key(key)
+                if not self.has_room(now):
+                    return self.refuse(now, count)
                 state = self.algorithm.fresh()
             return self.algorithm.look(state, now, count)
 
@@ -192,7 +194,7 @@ class Table:
         key = check_key(key)
         self.sweep(now)
         if len(self.store) >= self.store.max_keys and not self.make_room(now):
-            return self.refuse(now)
+            return self.refuse(now, permits)
         fresh = self.algorithm.fresh()
         if key in self.states:  # somebody else was first while the lines above ran
             return self.try_acquire(key, permits)
@@ -219,21 +221,46 @@ class Table:
 
     def make_room(self, now: int) -> bool:
         """Give up the state that has spent least of a few, never one at its limit. From the largest table."""
+        table = self.largest()
+        best = table.least_spent(now)
+        if best >= 0:
+            table.drop(best)
+        return best >= 0
+
+    def has_room(self, now: int) -> bool:
+        """Whether `try_acquire` would find room for a newcomer: what it would sweep goes, all else stays as it is."""
+        if len(self.store) < self.store.max_keys:
+            return True
+        cursor, sweep_at = self.cursor, self.sweep_at
+        if now >= sweep_at:
+            self.sweep(now)
+        self.sweep(now)
+        table = self.largest()
+        found, place = len(self.store) < self.store.max_keys, table.cursor
+        if not found:
+            found = table.least_spent(now) >= 0
+            table.cursor = place
+        self.cursor, self.sweep_at = cursor, sweep_at  # the call that comes next looks at the same states
+        return found
+
+    def largest(self) -> Table:
         table = self
         for other in self.store.tables.values():
             if len(other.order) > len(table.order):
                 table = other
-        best, most = 0, 0
-        for _ in range(min(_CANDIDATES, len(table.order))):
-            table.cursor = (table.cursor + 1) % len(table.order)
-            left = table.algorithm.left(table.states[table.order[table.cursor]], now)
-            if left > most:
-                best, most = table.cursor, left
-        if most:
-            table.drop(best)
-        return most > 0
+        return table
 
-    def refuse(self, now: int) -> Decision:
+    def least_spent(self, now: int) -> int:
+        """The position of the state that has spent least of the next few; -1 if all are at their limit."""
+        best, most = -1, 0
+        for _ in range(min(_CANDIDATES, len(self.order))):
+            self.cursor = (self.cursor + 1) % len(self.order)
+            left = self.algorithm.left(self.states[self.order[self.cursor]], now)
+            if left > most:
+                best, most = self.cursor, left
+        return best
+
+    def refuse(self, now: int, permits: int) -> Decision:
         """The answer to a newcomer when there is no room: to come back when the first state expires."""
         if not self.full_logged:
             self.full_logged = True
@@ -247,7 +274,7 @@ class Table:
             for key in table.order[:_CANDIDATES]
         ]
         wait = times(max(min(waits), 1), self.algorithm.rate)
-        return answer(False, self.algorithm, 0, wait, wait)
+        return answer(not permits, self.algorithm, 0, wait, wait if permits else 0)
 
 
 class BucketTable(Table):

@@ -1,6 +1,7 @@
 """The playground, in a real browser: it denies at the right moment, and says when to come back."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -147,3 +148,21 @@ def test_all_six_can_be_compared(service: Service, look: Open) -> None:
     page.type("#quota", "1/second burst 4")
     send(page, 1, 0)
     page.until(f"{sums}.join() === '1 of 1,1 of 1,1 of 1,no such quota,no such quota,no such quota'")
+
+
+@pytest.fixture
+def two_workers() -> Iterator[Service]:
+    service = Service("--workers", "2")
+    yield service
+    service.forget()
+
+
+def test_with_several_workers_it_says_that_each_plays_for_itself(
+    service: Service, two_workers: Service, look: Open
+) -> None:
+    page = look(service)
+    take(page, "GCRA", "7/hour")
+    assert page.value("document.querySelector('#playground-note').checkVisibility()") is False
+    page = look(two_workers)
+    page.until("document.querySelector('#playground-note').checkVisibility()")
+    assert "2 workers" in page.text("#playground-note")

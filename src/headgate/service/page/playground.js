@@ -59,6 +59,9 @@ export function createPlayground(token) {
       problem(status, body.detail ?? body.title ?? `The service answered ${status}.`);
       return null;
     }
+    // With several workers the figures jump, and that must not look like what a limit does.
+    say(byId("playground-note"), body.note ?? "");
+    byId("playground-note").hidden = !body.note;
     // Answers may overtake each other: the one that the service decided last says how things stand.
     if (body.at >= asked.latest) {
       Object.assign(asked, { latest: body.at, remaining: body.remaining, capacity: body.limit });

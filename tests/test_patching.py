@@ -1,0 +1,51 @@
+"""People replace limiters in their tests: what docs/testing.md says about that is so."""
+
+from unittest import mock
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+
+
+def test_the_methods_of_an_object_can_be_replaced() -> None:
+    limiter = Limiter("1/hour")
+    with mock.patch.object(limiter, "try_acquire", return_value="mocked"):
+        assert limiter.try_acquire("k") == "mocked"
+    assert limiter.try_acquire("k")
+    assert not limiter.try_acquire("k")
+
+
+def test_a_limiter_made_while_its_class_is_patched_is_patched() -> None:
+    with mock.patch.object(Limiter, "try_acquire", autospec=True, return_value="mocked"):
+        limiter = Limiter("1/hour")
+        assert limiter.try_acquire("k") == "mocked"
+        assert limiter.within(1.0).try_acquire("k") == "mocked"
+        with limiter.limit("k") as decision:
+            assert decision == "mocked"
+    assert limiter.try_acquire("k")
+
+
+async def test_the_same_for_an_async_limiter() -> None:
+    with mock.patch.object(AsyncLimiter, "try_acquire", autospec=True, return_value="mocked"):
+        limiter = AsyncLimiter("1/hour")
+        assert await limiter.try_acquire("k") == "mocked"
+    assert await limiter.try_acquire("k")
+    with mock.patch.object(limiter, "try_acquire", return_value="mocked"):
+        assert await limiter.try_acquire("k") == "mocked"
+
+
+def test_a_subclass_may_have_its_own() -> None:
+    class Loud(Limiter):
+        def try_acquire(self, key: str, permits: int = 1):  # type: ignore[no-untyped-def]  # as people write it
+            return super().try_acquire(key.upper(), permits)
+
+    limiter = Loud("1/hour")
+    assert limiter.try_acquire("k")
+    assert not limiter.try_acquire("K")
+
+
+def test_a_stand_in_has_the_same_methods() -> None:
+    stand_in = mock.create_autospec(Limiter, instance=True)
+    stand_in.try_acquire("k", permits=2)
+    with pytest.raises(TypeError):
+        stand_in.try_acquire()
