@@ -217,6 +217,7 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
 def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
     outage = Outage("local", "default", Quota(capacity, 1.0))
+    outage.alone = False
     lease = Lease("k", 0, 0)
     lease.nodes = nodes
     assert sum(outage.take(lease, 1, SECOND).allowed for _ in range(20)) == first
