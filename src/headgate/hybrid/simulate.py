@@ -213,21 +213,35 @@ class Progress:
         self.width = len(words)
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r:.40}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r:.40}") from None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Answer the question of the command line with a table, and with a picture if asked for."""
     parser = Parser(prog="python -m headgate.hybrid.simulate", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("quota", nargs="?", default=Scenario.quota, help="such as '10000/second' or '100/s burst 500'")
-    parser.add_argument("--nodes", type=int, default=Scenario.nodes, help="processes (default %(default)s)")
+    parser.add_argument("--nodes", type=_whole, default=Scenario.nodes, help="processes (default %(default)s)")
     parser.add_argument(
-        "--load", type=float, default=Scenario.load, help="calls, in multiples of the rate (%(default)s)"
+        "--load", type=_number, default=Scenario.load, help="calls, in multiples of the rate (%(default)s)"
     )
     parser.add_argument(
-        "--trip", type=float, default=Scenario.trip, help="milliseconds to Redis and back (%(default)s)"
+        "--trip", type=_number, default=Scenario.trip, help="milliseconds to Redis and back (%(default)s)"
     )
-    parser.add_argument("--seconds", type=float, default=Scenario.seconds, help="simulated time (%(default)s)")
+    parser.add_argument("--seconds", type=_number, default=Scenario.seconds, help="simulated time (%(default)s)")
     parser.add_argument("--skew", choices=("uniform", "moving"), default=Scenario.skew)
     parser.add_argument("--accuracy", choices=tuple(STYLES), default=Scenario.accuracy)
-    parser.add_argument("--seed", type=int, default=Scenario.seed)
+    parser.add_argument("--seed", type=_whole, default=Scenario.seed)
     parser.add_argument("--svg", metavar="FILE", help="draw what was admitted over time")
     chosen = vars(parser.parse_args(arguments))
     svg = chosen.pop("svg")
