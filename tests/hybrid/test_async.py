@@ -184,6 +184,8 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
     store = RedisStore(redis_server.patient_url)
     limiters = [AsyncHybridLimiter("1000/second", store=store, name=f"n{number}") for number in range(10)]
     await asyncio.gather(*[limiter.try_acquire("k") for limiter in limiters])
+    loop = asyncio.get_running_loop()
+    assert len({limiter.store.loops[loop].synchroniser for limiter in limiters}) == 1
     assert limiters[0].stats().trips <= 2, "those who ask at the same time travel together"
     await limiters[0].aclose()
     assert (await limiters[1].try_acquire("other")).allowed, "the others go on"
