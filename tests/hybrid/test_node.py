@@ -279,6 +279,20 @@ def test_a_release_that_was_lost_is_told_again() -> None:
     assert town.ledgers["x"].out == 0 and not town.node.unsettled(town.member)
 
 
+def test_a_release_that_is_refused_is_not_told_again() -> None:
+    town = Town(max_keys=10)
+    for key in ("x", "x", "x", "y"):
+        town.wait(key)
+        town.turn()
+    town.node.leave(town.member.table.leases.pop("x"))
+    town.wait("y", "peek")
+    errands = town.gather()
+    assert {errand.ask.op for errand in errands} == {"peek", "release"}
+    refusals: list[Reply | str] = ["WRONGTYPE" if errand.ask.op == "release" else Reply(OK) for errand in errands]
+    town.node.deliver(town.now, errands, refusals)
+    assert not town.node.leaving
+
+
 def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
     town = Town(max_keys=10, apart=True)
     sick, well = town.wait("sick"), town.wait("well")

@@ -261,6 +261,7 @@ class Node:
             with self.lock:
                 if isinstance(reply, str):
                     self._refused(errand, now, RuntimeError(reply))
+                    self._gone(errand)  # to tell it again would be no use
                 else:
                     self._told(errand, reply, now)
 
@@ -288,23 +289,26 @@ class Node:
 
     def pause(self, now: int) -> float | None:
         """Seconds until `gather` may have something; None: nothing will come but by a caller who waits."""
-        used = any(member.table.leases for member in self.members)
-        if not used and self._hopeless(now):
-            self._drop_leaving()
-        if self.down is not None:
-            until = max(self.retry_at, now + TICK) if used or self.leaving else None
-        elif any(not lease.flight for lease in self.waiting):
-            return 0.0
-        elif self.leaving or self.thirsty:
-            until = now + TICK if self.apart else self.last_trip + TICK
-        elif used or self.waiting:
-            until = now + (TICK if now - self.active_at < SECOND else LAZY)
-        else:
-            until = None
-        if until is None:
-            self.members.clear()  # they join again when they are used again
-            return None
-        return max(until - now, 0) / SECOND
+        with self.lock:
+            used = any(member.table.leases for member in self.members)
+            if not used and self._hopeless(now):
+                while self.leaving:
+                    self._drop(self.leaving.popitem()[1])
+            if self.down is not None:
+                until = max(self.retry_at, now + TICK) if used or self.leaving else None
+            elif any(not lease.flight for lease in self.waiting):
+                return 0.0
+            elif self.leaving or self.thirsty:
+                soon = self.last_trip + TICK
+                until = soon if soon > now else now + TICK  # nobody of them can travel now
+            elif used or self.waiting:
+                until = now + (TICK if now - self.active_at < SECOND else LAZY)
+            else:
+                until = None
+            if until is None:
+                self.members.clear()  # they join again when they are used again
+                return None
+            return max(until - now, 0) / SECOND
 
     # ------------------------------------------------------------------------------------------------- inside
 
@@ -344,11 +348,6 @@ class Node:
         if self.apart:
             return all(now < lease.ill for lease in self.leaving.values())
         return self.down is not None and self._retry >= LAST_RETRY
-
-    def _drop_leaving(self) -> None:
-        with self.lock:
-            while self.leaving:
-                self._drop(self.leaving.popitem()[1])
 
     def _count(self, lease: Lease) -> None:
         member: Member = lease.home
@@ -446,10 +445,15 @@ class Node:
                 self.waiting[today] = [*errand.waiters, *self.waiting.get(today, ())]
         else:  # STALE: somebody goes by our name
             self._refused(errand, now, RuntimeError("an older ask than the last one"))
-        told = ask.op == "release" and not (reply.status == VOID and (lease.debt or lease.refund))
-        if told and self.leaving.get((member, lease.key)) is lease:
-            del self.leaving[member, lease.key]
+        if reply.status != VOID or not (lease.debt or lease.refund):
+            self._gone(errand)
         self._schedule_live(lease)
+
+    def _gone(self, errand: Errand) -> None:
+        """*errand* was heard: if it was a farewell, that is all."""
+        lease = errand.lease
+        if errand.ask.op == "release" and self.leaving.get((lease.home, lease.key)) is lease:
+            del self.leaving[lease.home, lease.key]
 
     def _serve(self, errand: Errand, reply: Reply, now: int) -> None:
         """Tell each who waited what became of it."""

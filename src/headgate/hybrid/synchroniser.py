@@ -304,7 +304,10 @@ class LoopSynchroniser(Synchroniser):
             lease.ill = 0
         while monotonic() < until and self.node.leaving:
             self.node.retry_at = self.node.last_trip = 0  # at once, whatever became of a trip that ended with the loop
-            for group, call in self.calls(self.gather()):
+            errands = self.gather()
+            if not errands:
+                return
+            for group, call in self.calls(errands):
                 self.deliver(group, self.store.threads().ask(script.SYNC, call))
 
     async def stop(self) -> None:
