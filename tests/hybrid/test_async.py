@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -207,6 +208,19 @@ async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Serve
     assert (await asyncio.wait_for(asked, 10)).degraded, "it is answered, by the policy"
     assert not any(lease.flight for lease in gate.gate().member.table.leases.values())
     await limiter.aclose()
+
+
+async def test_who_is_forgotten_gives_back_and_leaves_no_task(redis_server: Server) -> None:
+    store = RedisStore(redis_server.patient_url)
+    limiter = AsyncHybridLimiter("1000/day", store=store)
+    while limiter.stats().held < 2:
+        assert await limiter.try_acquire("k")
+        await asyncio.sleep(0)
+    del limiter
+    gc.collect()
+    await until_async(lambda: out(redis_server) == 0)
+    await until_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    await store.aclose()
 
 
 async def used(limiter: AsyncHybridLimiter) -> str:

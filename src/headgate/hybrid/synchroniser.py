@@ -275,13 +275,19 @@ class LoopSynchroniser(Synchroniser):
         super().__init__(store)
         self.loop = asyncio.get_running_loop()
         self.wake = asyncio.Event()
+        self._nudged = False  # `wake` is set when a pause is over, too
         self._task: asyncio.Task[None] | None = None
 
     def nudge(self) -> None:
+        self._nudged = True
         self.wake.set()
         if self._task is None or self._task.done():
-            drive = self.steer(self.wake, self.wake.clear, lambda: not self.wake.is_set())
+            drive = self.steer(self.wake, self._clear, lambda: not self._nudged)
             self._task = self.loop.create_task(drive, name="headgate-hybrid")
+
+    def _clear(self) -> None:
+        self._nudged = False
+        self.wake.clear()
 
     async def settle(self, member: Member, timeout: float) -> None:
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
