@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -164,3 +165,76 @@ def test_an_exit_gives_back_what_an_event_loop_left(redis_server: Server) -> Non
     spent = int(done.stdout)
     with HybridLimiter("1000/day", store=redis_server.url) as other:
         assert other.peek("k", 0).remaining == 1000 - spent
+
+
+async def test_used_again_after_it_was_closed(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url)
+    for turn in (1, 2):
+        while limiter.stats().held < 2:
+            assert await limiter.try_acquire("k")
+            await asyncio.sleep(0)
+        assert out(redis_server) > 0
+        asked = limiter.stats().local + limiter.stats().remote
+        await limiter.aclose()
+        assert out(redis_server) == 0, f"closed, turn {turn}"
+        assert limiter.stats().local + limiter.stats().remote == asked, "and what it did is not forgotten"
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left running"
+
+
+async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
+    store = RedisStore(redis_server.patient_url)
+    limiters = [AsyncHybridLimiter("1000/second", store=store, name=f"n{number}") for number in range(10)]
+    await asyncio.gather(*[limiter.try_acquire("k") for limiter in limiters])
+    loop = asyncio.get_running_loop()
+    assert len({limiter.store.loops[loop].synchroniser for limiter in limiters}) == 1
+    assert limiters[0].stats().trips <= 2, "those who ask at the same time travel together"
+    await limiters[0].aclose()
+    assert (await limiters[1].try_acquire("other")).allowed, "the others go on"
+    for limiter in limiters[1:]:
+        await limiter.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await store.aclose()
+
+
+async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url, on_store_error="deny")
+    asked = asyncio.create_task(limiter.try_acquire("k"))
+    gate: Any = limiter._gate
+    synchroniser = gate.gate().synchroniser
+    while not synchroniser.node.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
+        await asyncio.sleep(0)
+    await synchroniser.stop()
+    assert not synchroniser.node.busy
+    assert (await asyncio.wait_for(asked, 10)).degraded, "it is answered, by the policy"
+    assert not any(lease.flight for lease in gate.gate().member.table.leases.values())
+    await limiter.aclose()
+
+
+async def test_who_is_forgotten_gives_back_and_leaves_no_task(redis_server: Server) -> None:
+    store = RedisStore(redis_server.patient_url)
+    limiter = AsyncHybridLimiter("1000/day", store=store)
+    while limiter.stats().held < 2:
+        assert await limiter.try_acquire("k")
+        await asyncio.sleep(0)
+    del limiter
+    gc.collect()
+    await until_async(lambda: out(redis_server) == 0)
+    await until_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+    await store.aclose()
+
+
+async def used(limiter: AsyncHybridLimiter) -> str:
+    await limiter.try_acquire("k")
+    state = limiter.store_health().state
+    await limiter.aclose()
+    return state
+
+
+def test_store_health_anywhere(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("5/second", store=redis_server.patient_url)
+    assert limiter.store_health().state == "closed", "it was never asked"
+    assert asyncio.run(used(limiter)) == "closed"
+    assert limiter.store_health().state == "closed"
+    away = AsyncHybridLimiter("5/second", store="redis://127.0.0.1:1")
+    assert asyncio.run(used(away)) == "open"
+    assert away.store_health().state == "open" and "127.0.0.1:1" in away.store_health().last_error

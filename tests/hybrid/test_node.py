@@ -10,7 +10,7 @@ import pytest
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.member import Errand, Member, Waiter
-from headgate.hybrid.node import Node
+from headgate.hybrid.node import BATCH, Node
 from headgate.hybrid.protocol import OK, STYLES, Reply
 from headgate.rule import Rule
 
@@ -20,9 +20,11 @@ CAPACITY = 20
 class Town:
     """One node with one limiter, and a ledger for each key."""
 
-    def __init__(self, max_keys: int, quota: str = f"{CAPACITY}/day", policy: str = "deny") -> None:
+    def __init__(
+        self, max_keys: int, quota: str = f"{CAPACITY}/day", policy: str = "deny", apart: bool = False
+    ) -> None:
         self.now = 1000 * SECOND
-        self.node = Node(random.Random(1))
+        self.node = Node(random.Random(1), apart)
         self.member = Member(
             self.node, Rule(quota), STYLES["high"], policy, str, lambda: self.now, lambda *_: None, max_keys
         )
@@ -216,3 +218,122 @@ def test_what_others_hold_is_not_promised_soon() -> None:
     assert made.retry_after >= 1
     alone = town.member.decide(lease, Reply(OK, free=free), 1000, False, town.now)
     assert 0 < alone.retry_after < 0.01
+
+
+def test_who_waits_leaves_room_for_others() -> None:
+    town = Town(max_keys=1000)
+    for _ in range(3):
+        town.wait("goes")
+        town.wait("due")
+        town.turn()
+    lease = town.member.table.leases.pop("goes")
+    town.node.leave(lease)
+    town.member.table.leases["due"].due = town.now
+    town.node.schedule(town.member.table.leases["due"])
+    for number in range(200):
+        town.wait(f"k{number}")
+    asked = {(errand.lease.key, errand.ask.op) for errand in town.gather()}
+    assert {("goes", "release"), ("due", "sync")} <= asked
+    assert len(asked) == BATCH, "and nobody travels half empty"
+
+
+def test_what_runs_out_on_its_way_is_burned() -> None:
+    town = Town(max_keys=10)
+    for _ in range(3):
+        town.wait("x")
+        town.turn()
+    lease = town.member.table.leases.pop("x")
+    held = lease.balance // town.member.law.cost
+    town.node.leave(lease)
+    town.now += 60 * SECOND
+    town.turn()
+    assert held > 0 and town.member.burned == held and not town.node.leaving
+
+
+def test_a_farewell_waits_for_nobody_else() -> None:
+    town = Town(max_keys=10)
+    town.wait("x")
+    errands = town.gather()
+    assert errands and town.node.busy
+    other = Member(
+        town.node, Rule("5/day"), STYLES["high"], "deny", str, lambda: town.now, lambda *_: None, max_keys=10
+    )
+    town.node.dismiss(other)
+    assert not town.node.unsettled(other)
+    town.node.dismiss(town.member)
+    assert town.node.unsettled(town.member), "what is under way has to come back first"
+
+
+def test_a_release_that_was_lost_is_told_again() -> None:
+    town = Town(max_keys=10)
+    for _ in range(3):
+        town.wait("x")
+        town.turn()
+    town.node.dismiss(town.member)
+    errands = town.gather()
+    assert [errand.ask.op for errand in errands] == ["release"]
+    assert town.node.unsettled(town.member), "it is not known to have arrived"
+    town.node.fail(town.now, errands, OSError("away"))
+    town.now += 2 * SECOND
+    town.turn()
+    assert town.ledgers["x"].out == 0 and not town.node.unsettled(town.member)
+
+
+def test_a_release_that_is_refused_is_not_told_again() -> None:
+    town = Town(max_keys=10)
+    for key in ("x", "x", "x", "y"):
+        town.wait(key)
+        town.turn()
+    town.node.leave(town.member.table.leases.pop("x"))
+    town.wait("y", "peek")
+    errands = town.gather()
+    assert {errand.ask.op for errand in errands} == {"peek", "release"}
+    refusals: list[Reply | str] = ["WRONGTYPE" if errand.ask.op == "release" else Reply(OK) for errand in errands]
+    town.node.deliver(town.now, errands, refusals)
+    assert not town.node.leaving
+
+
+def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
+    town = Town(max_keys=10, apart=True)
+    sick, well = town.wait("sick"), town.wait("well")
+    errands = town.gather()
+    town.node.fail(town.now, [errand for errand in errands if errand.lease.key == "sick"], OSError("away"))
+    assert sick.result is not None and sick.result.degraded and well.result is None
+    assert town.node.sick(town.now)
+    town.answer([errand for errand in errands if errand.lease.key == "well"])
+    assert well.result is not None and well.result.allowed and not well.result.degraded
+    again, new = town.wait("sick"), town.wait("new")
+    assert again.result is not None and again.result.degraded, "nobody asks for a while"
+    assert new.result is None
+    town.turn()
+    assert new.result is not None and new.result.allowed
+    town.now += 2 * SECOND
+    later = town.wait("sick")
+    town.turn()
+    assert later.result is not None and not later.result.degraded
+
+
+def test_a_lease_is_in_one_batch_at_a_time() -> None:
+    town = Town(max_keys=10, apart=True)
+    first = town.wait("x")
+    errands = town.gather()
+    second, other = town.wait("x"), town.wait("y")
+    batch = town.gather()
+    assert [errand.lease.key for errand in batch] == ["y"]
+    pause = town.node.pause(town.now)
+    assert pause is not None and pause > 0, "there is nothing to do for x before its trip is over"
+    town.answer(batch)
+    town.answer(errands)
+    town.turn()
+    assert all(waiter.result is not None and waiter.result.allowed for waiter in (first, second, other))
+
+
+def test_nobody_is_left_and_redis_is_away() -> None:
+    town = Town(max_keys=10, policy="allow")
+    town.node.fail(town.now, (), OSError("away"))
+    town.wait("x")
+    town.node.dismiss(town.member)
+    for _ in range(10):
+        town.node.fail(town.now, town.gather(), OSError("away"))
+        town.now += 2 * SECOND
+    assert town.node.pause(town.now) is None, "a driver may end"

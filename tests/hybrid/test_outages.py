@@ -122,6 +122,34 @@ def test_raise(store: Cut) -> None:
     limiter.close()
 
 
+def test_raise_is_for_refunds_too(store: Cut) -> None:
+    limiter = HybridLimiter("10/day", store=store, on_store_error="raise")
+    assert limiter.try_acquire("k", 5)
+    store.cut = True
+    with pytest.raises(StoreUnavailable):
+        limiter.try_acquire("other")
+    with pytest.raises(StoreUnavailable, match="cut"):
+        limiter.refund("k", 2)
+    limiter.close()
+
+
+def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store: Cut, clock: ManualClock) -> None:
+    store.cut = True
+    limiter = HybridLimiter("10/minute burst 50", store=store, on_store_error="local")
+    answers = [limiter.try_acquire("k") for _ in range(80)]
+    assert sum(map(bool, answers)) == 50 and all(answer.degraded for answer in answers)
+    clock.advance(12.0)
+    assert sum(bool(limiter.try_acquire("k")) for _ in range(80)) == 2
+    store.cut = False
+    pass_time(limiter, clock, 2)
+    until(lambda: not limiter.try_acquire("k").degraded)
+    assert not limiter.try_acquire("k"), "all of that was owed"
+    store.cut = True
+    until(lambda: limiter.try_acquire("new").degraded)
+    assert not limiter.try_acquire("new"), "who has heard from Redis has no burst"
+    limiter.close()
+
+
 def test_local_is_a_share_that_starts_empty(store: Cut, clock: ManualClock) -> None:
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
@@ -217,6 +245,7 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
 def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
     outage = Outage("local", "default", Quota(capacity, 1.0))
+    outage.alone = False
     lease = Lease("k", 0, 0)
     lease.nodes = nodes
     assert sum(outage.take(lease, 1, SECOND).allowed for _ in range(20)) == first
@@ -254,6 +283,52 @@ def test_a_caller_with_a_deadline(redis_server: Server) -> None:
     until(lambda: limiter.try_acquire("k", 10).allowed)  # what was taken for nobody came back
     assert not hurried.try_acquire("k").degraded, "known here, so nobody waits"
     assert limiter.health().healthy
+    limiter.close()
+    store.close()
+
+
+class Jumps(ManualClock):
+    """A clock that goes on by *step* seconds whenever somebody looks."""
+
+    step = 0.0
+
+    def now(self) -> int:
+        self._now += round(self.step * 1_000_000)
+        return super().now()
+
+
+def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server) -> None:
+    clock = Jumps()
+    store = Held(redis_server.patient_url, clock=clock)
+    store.gate = threading.Event()
+    store.gate.set()
+    limiter = HybridLimiter("1000/day", store=store, on_store_error="deny")
+    warm(limiter, clock, 5)
+    until(lambda: not limiter._gate.node.busy)
+    store.gate.clear()
+    with limiter._gate.node.lock:
+        limiter._gate.member.table.leases["k"].expires = limiter._gate.now() + 5 * SECOND
+        clock.step = 4.0
+    answers: list[bool] = []
+    ask = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)
+    ask.start()
+    ask.join(10)
+    clock.step = 0.0
+    assert answers, "it waits for Redis"
+    store.gate.set()
+    limiter.close()
+    store.close()
+
+
+def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> None:
+    store = Held(redis_server.patient_url)
+    store.gate = threading.Event()
+    limiter = HybridLimiter("10/day", store=store, cold="optimistic", on_store_error="deny")
+    made = limiter.within(0.05).try_acquire("k")
+    assert made.allowed and not made.degraded
+    late = limiter.within(0.05).try_acquire("k")
+    assert not late.allowed and late.degraded
+    store.gate.set()
     limiter.close()
     store.close()
 

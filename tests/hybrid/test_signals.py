@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,15 +20,15 @@ HERE = (str(Path(headgate.__file__).parent / "hybrid"), "threading.py")
 PLENTY = 1000  # lines, more than any call has
 
 
-def interrupt(line: int, call: Callable[[], object], handler: Callable[[], object]) -> bool:
-    """Run *call*, and *handler* in between, before the *line*-th line of ours; whether there are so many."""
+def interrupt(line: int, call: Callable[[], object], handler: Callable[[], object], at: str = "line") -> bool:
+    """Run *call*, and *handler* in between, before the *line*-th line (or *at* return) of ours; are there so many?"""
     left = line
 
     def each(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         if not (frame.f_code.co_filename.startswith(HERE[0]) or frame.f_code.co_filename.endswith(HERE[1])):
             return None
-        if event == "line":
+        if event == at:
             left -= 1
             if left == 0:
                 handler()
@@ -78,3 +79,49 @@ def test_a_signal_handler_between_any_two_lines(
     with HybridLimiter("100/day", store=redis_server.patient_url) as other:
         for line in range(1, lines):
             assert 100 - other.peek(f"k{line}", 0).remaining in spent, f"before line {line}"
+
+
+@pytest.mark.parametrize("interrupted", ["take", "refund", "peek"])
+def test_a_signal_handler_closes_the_limiter(interrupted: str, redis_server: Server) -> None:
+    with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
+        calls = {
+            "take": lambda key: limiter.try_acquire(key, 7),
+            "refund": lambda key: limiter.refund(key, 2),
+            "peek": lambda key: limiter.peek(key, 3),
+        }
+        lines = 0
+        while interrupt(lines + 1, partial(calls[interrupted], f"k{lines}"), limiter._gate.close) and lines < PLENTY:
+            lines += 1
+        assert 5 < lines < PLENTY
+        assert limiter.try_acquire("afterwards") and not limiter.try_acquire("afterwards", 7).degraded
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, that nobody expects."""
+
+
+@pytest.mark.parametrize("interrupted", ["take", "refund"])
+def test_an_exception_of_a_signal_handler_leaves_no_lock_behind(interrupted: str, redis_server: Server) -> None:
+    """Raised where a function returns: there a handler may run, and who took a lock inside has it still."""
+    with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
+        calls = {"take": lambda key: limiter.try_acquire(key, 7), "refund": lambda key: limiter.refund(key, 2)}
+        answers: list[bool] = []
+
+        def handler() -> None:
+            raise Interrupted
+
+        returns, more = 0, True
+        while more and returns < PLENTY:
+            returns += 1
+            more = False
+            try:
+                interrupt(returns, partial(calls[interrupted], f"k{returns}"), handler, "return")
+            except Interrupted:
+                more = True
+            ask = threading.Thread(
+                target=lambda key=f"again{returns}": answers.append(limiter.try_acquire(key).allowed), daemon=True
+            )
+            ask.start()
+            ask.join(10)
+            assert not ask.is_alive(), f"it hangs after an exception at return {returns}"
+        assert 3 < returns < PLENTY and all(answers)

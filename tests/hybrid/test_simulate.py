@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from headgate.hybrid import simulate as simulation
 from headgate.hybrid.lease import SECOND
 from headgate.hybrid.node import LAST_RETRY
 from headgate.hybrid.simulate import Scenario, main, naive, simulate
@@ -123,6 +126,33 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     told = capsys.readouterr().out
     assert "leases, high" in told and "naive, every 30 s" in told and "over    0.00 %" in told
     assert len(ElementTree.parse(svg).getroot().findall("{*}path")) > 5
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["nonsense"], "quota: .*100/minute"),
+        (["--nodes", "0"], "--nodes must be from 1 to 10,000"),
+        (["--nodes", "many"], "--nodes: must be a whole number, got 'many'"),
+        (["--trip", "-1"], "--trip must be a number above 0"),
+        (["--load", "nan"], "--load must be a number above 0"),
+        (["--seconds", "inf"], "--seconds must be a number above 0"),
+        (["--load", "1e9"], "--load: .* lower it"),
+        (["--svg", "/nowhere/to be found/x.svg"], "--svg: cannot write"),
+    ],
+)
+def test_bad_command_lines(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(told, line)
+
+
+def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "monotonic", itertools.count(0.0, 0.5).__next__)
+    main(["200/second", "--nodes", "2", "--seconds", "1"])
+    assert re.search(r"leases, high: \d+%", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"load": 0}, {"skew": "odd"}, {"accuracy": "odd"}, {"loss": 1.0}])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import os
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from headgate import AsyncHybridLimiter, HybridLimiter
+from headgate.redis.lua import slot_of
 from tests.clocks import until
-from tests.faults.clusters import Cluster, Sentinels
+from tests.faults.clusters import Cluster, Member, Sentinels
 from tests.servers import KINDS
 
 pytestmark = [pytest.mark.xdist_group("hybrid-topologies"), pytest.mark.bounded(60)]
@@ -40,6 +45,23 @@ def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
         assert not any(limiter.try_acquire(key) for key in keys), "closed limiters gave back nothing that was spent"
 
 
+def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
+    cluster.flush()
+    with HybridLimiter("20/day", store=cluster.url + PATIENT, on_store_error="deny") as limiter:
+        keys = [f"user:{number}" for number in range(20)]
+        assert all(limiter.try_acquire(key) for key in keys)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if all(sum(bool(limiter.try_acquire(key)) for _ in range(5)) == 5 for key in keys) else 2
+                limiter.close()
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert {sum(bool(limiter.try_acquire(key)) for _ in range(30)) for key in keys} == {14}
+
+
 async def test_keys_all_over_a_cluster_for_asyncio(cluster: Cluster) -> None:
     cluster.flush()
     async with AsyncHybridLimiter("20/day", store=cluster.url + PATIENT) as limiter:
@@ -64,3 +86,74 @@ def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
         until(asked_again)
         admitted += sum(bool(limiter.try_acquire("k")) for _ in range(20_000))
     assert admitted <= 2 * 5000, "what a failover forgets is bounded by the capacity"
+
+
+def keys_at(cluster: Cluster, member: Member, *, there: bool) -> Iterator[str]:
+    """Keys that lie at *member*, or that do not."""
+    for number in itertools.count():
+        key = f"user:{number}"
+        if (cluster.primary(slot_of("{" + key + "}")) is member) == there:
+            yield key
+
+
+@pytest.fixture
+def frozen(cluster: Cluster) -> Iterator[Member]:
+    """A server of the Cluster that does not answer, and will not be replaced; the others answer for their slots."""
+    cluster.flush()
+    for member in cluster.primaries():
+        for each in (member, cluster.replica(member)):
+            each.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    frozen = cluster.primary(0)
+    replica = cluster.replica(frozen)
+    yield frozen
+    frozen.thaw()
+    replica.thaw()
+    cluster.heal()
+
+
+def freeze(cluster: Cluster, member: Member) -> None:
+    cluster.freeze(cluster.replica(member))
+    cluster.freeze(member)
+
+
+def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster, frozen: Member) -> None:
+    sick, well = keys_at(cluster, frozen, there=True), keys_at(cluster, frozen, there=False)
+    some_sick, some_well = list(itertools.islice(sick, 60)), list(itertools.islice(well, 60))
+    with HybridLimiter("20/day", store=cluster.url + "?timeout=2", on_store_error="deny") as limiter:
+        assert limiter.try_acquire(some_sick.pop()) and limiter.try_acquire(some_well.pop())
+        freeze(cluster, frozen)
+        until(lambda: limiter.try_acquire(some_sick[0]).degraded and limiter.store_health().state == "open")
+        for ill, fine in zip(some_sick, some_well, strict=False):
+            assert limiter.try_acquire(ill).degraded
+            made = limiter.try_acquire(fine)
+            assert made.allowed and not made.degraded
+
+
+def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Cluster, frozen: Member) -> None:
+    sick, well = keys_at(cluster, frozen, there=True), keys_at(cluster, frozen, there=False)
+    with HybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
+        assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
+        freeze(cluster, frozen)
+        caller = threading.Thread(target=limiter.try_acquire, args=(next(sick),), daemon=True)
+        caller.start()
+        until(lambda: limiter._gate.node.busy)
+        for _ in range(10):
+            assert limiter.try_acquire(next(well))
+        assert caller.is_alive(), "it waits, and nobody with it"
+        frozen.thaw()
+        caller.join(30)
+        assert not caller.is_alive()
+
+
+async def test_the_same_for_asyncio(cluster: Cluster, frozen: Member) -> None:
+    sick, well = keys_at(cluster, frozen, there=True), keys_at(cluster, frozen, there=False)
+    async with AsyncHybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
+        assert await limiter.try_acquire(next(sick)) and await limiter.try_acquire(next(well))
+        freeze(cluster, frozen)
+        caller = asyncio.create_task(limiter.try_acquire(next(sick)))
+        await asyncio.sleep(0)
+        for _ in range(10):
+            assert await limiter.try_acquire(next(well))
+        assert not caller.done()
+        frozen.thaw()
+        await asyncio.wait_for(caller, 30)

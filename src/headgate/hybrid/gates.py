@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import copy
 import functools
 import threading
-import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
 from headgate.hybrid.member import Member, Waiter
 from headgate.hybrid.protocol import STYLES, law_of
-from headgate.hybrid.synchroniser import LoopSynchroniser, Synchroniser, ThreadSynchroniser
+from headgate.hybrid.synchroniser import FAREWELL, LoopSynchroniser, Synchroniser, ThreadSynchroniser
 from headgate.keys import check_key, digest, hash_tag, label
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import Health, StoreHealth
 from headgate.stores.redis import RedisStore
-
-FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
-
-_OPEN: weakref.WeakSet[HybridStore] = weakref.WeakSet()
 
 
 class HybridStore:
@@ -45,7 +37,6 @@ class HybridStore:
         self.max_keys = max_keys
         self.gates: list[HybridGate] = []
         self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridGate] = {}
-        _OPEN.add(self)
 
     def open(self, rule: Rule, on_store_error: str = "local") -> HybridGate:
         law_of(rule)
@@ -82,9 +73,15 @@ class HybridStore:
         if self.owned:
             self.redis.close()
 
+    def retire(self) -> None:
+        """The limiter is gone, and nobody has closed it: give the leases back. Anything may have been interrupted."""
+        gates: list[Gate] = [*self.gates, *list(self.loops.values())]
+        for gate in gates:
+            gate.node.later.append(functools.partial(gate.node.dismiss, gate.member))
+
     async def aclose(self) -> None:
         """The same for the running event loop."""
-        gate = self.loops.pop(asyncio.get_running_loop(), None)
+        gate = self.loops.get(asyncio.get_running_loop())
         if gate:
             await gate.aclose()
         if self.owned:
@@ -107,15 +104,16 @@ class Gate:
             self.node, rule, store.style, on_store_error, store.namer(rule), self.now, self._remote, store.max_keys
         )
         self._optimistic = store.optimistic
+        self._hurry: dict[int, float] = {}  # seconds that a thread has
 
     def store_health(self) -> StoreHealth:
-        node = self.node
+        node, sick = self.node, self.node.sick(self.now())
         return StoreHealth(
-            state="open" if node.down else "closed",
+            state="open" if sick else "closed",
             failures=node.failed,
             opened=node.outages,
             degraded=self.member.outage.answers,
-            last_error=f"{type(node.down).__name__}: {node.down}" if node.down else "",
+            last_error=f"{type(sick).__name__}: {sick}" if sick else "",
         )
 
     def _remote(self, key: str, permits: int) -> Any:
@@ -125,7 +123,7 @@ class Gate:
             if made:
                 self.nudge()
                 return made
-        return self._ask("take", key, int(permits))
+        return self._ask("take", key, int(permits), self._hurry.get(threading.get_ident()))
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Any:
         raise NotImplementedError
@@ -136,19 +134,26 @@ class Gate:
         self.nudge()
 
     def _give_back(self, key: str, permits: int) -> None:
-        key, permits = check_key(key), check_permits(permits)
+        key, permits, node = check_key(key), check_permits(permits), self.node
         if self.inside():
-            self.node.refunds.append((self.member, key, permits))
+            node.later.append(lambda: node.refund(self.member, key, permits, self.now()))
         else:
-            self.node.refund(self.member, key, permits, self.now())
+            node.check_reachable(self.member, key, self.now())
+            node.refund(self.member, key, permits, self.now())
         self.nudge()
 
     def _hurried(self, key: str, permits: int, patience: float) -> Any:
         """`try_acquire` that waits no longer than *patience* seconds; then the policy answers."""
-        key, count = check_key(key), check_permits(permits, self.rule.capacity)
-        if self.member.table.peek(key, count) is not None:
+        own = threading.get_ident()
+        before = self._hurry.get(own)  # this may be a signal handler in the middle of the same
+        self._hurry[own] = patience
+        try:
             return self.member.table.try_acquire(key, permits)
-        return self._ask("take", key, count, patience)
+        finally:
+            if before is None:
+                self._hurry.pop(own, None)
+            else:
+                self._hurry[own] = before
 
 
 class HybridGate(Gate):
@@ -179,8 +184,12 @@ class HybridGate(Gate):
         return gate
 
     def close(self) -> None:
+        if self.inside():  # a signal handler: who was interrupted has to go on first
+            self.node.later.append(functools.partial(self.node.dismiss, self.member))
+            self.nudge()
+            return
         self.node.dismiss(self.member)
-        self.synchroniser.settle(FAREWELL)
+        self.synchroniser.settle(self.member, FAREWELL)
         self.node.forget(self.member)
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
@@ -205,15 +214,17 @@ class AsyncHybridGate(Gate):
     """One rule, for one event loop."""
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        self.synchroniser = LoopSynchroniser(store.redis)
+        self.synchroniser = _shared_in_loop(store.redis)
         super().__init__(store, rule, on_store_error, self.synchroniser)
         self.loop = self.synchroniser.loop
         self.try_local = self.member.table.try_acquire
 
     async def aclose(self) -> None:
         self.node.dismiss(self.member)
-        await self.synchroniser.settle(FAREWELL)
-        await self.synchroniser.stop()
+        await self.synchroniser.settle(self.member, FAREWELL)
+        self.node.forget(self.member)
+        if not self.node.members:
+            await self.synchroniser.stop()
 
     async def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done: asyncio.Future[None] = self.loop.create_future()
@@ -279,7 +290,12 @@ class AsyncHybridGates:
         return gates
 
     def store_health(self) -> StoreHealth:
-        return self.gate().store_health()
+        """Of the running event loop, or of the last one where the limiter was used."""
+        try:
+            gate = self._store.loops.get(asyncio.get_running_loop(), self._latest)
+        except RuntimeError:
+            gate = self._latest
+        return gate.store_health() if gate else StoreHealth("closed")
 
 
 def _shared(store: RedisStore) -> ThreadSynchroniser:
@@ -290,26 +306,17 @@ def _shared(store: RedisStore) -> ThreadSynchroniser:
     return found
 
 
+def _shared_in_loop(store: RedisStore) -> LoopSynchroniser:
+    """The same for the running event loop."""
+    shared: dict[asyncio.AbstractEventLoop, LoopSynchroniser] = vars(store).setdefault("_loop_synchronisers", {})
+    loop = asyncio.get_running_loop()
+    if loop not in shared:
+        for closed in [other for other in shared if other.is_closed()]:
+            del shared[closed]
+        shared[loop] = LoopSynchroniser(store)
+    return shared[loop]
+
+
 def _set(done: asyncio.Future[None]) -> None:
     if not done.done():
         done.set_result(None)
-
-
-def _farewell() -> None:
-    """Give back what is held when the process ends, a second at most in all."""
-    gates = [gate for store in list(_OPEN) for gate in store.gates]
-    for gate in gates:
-        gate.node.dismiss(gate.member)
-    until = monotonic() + FAREWELL
-    with suppress(RuntimeError):  # too late to start a thread
-        for gate in gates:
-            gate.synchroniser.settle(until - monotonic())
-    for store in list(_OPEN):
-        for loop, left in store.loops.items():
-            if loop.is_closed():  # without `aclose()`; and nobody is left who could drive it
-                with suppress(Exception):
-                    left.node.dismiss(left.member)
-                    left.synchroniser.leave(until)
-
-
-atexit.register(_farewell)

@@ -10,6 +10,7 @@ methods of `Limiter` and `AsyncLimiter`, and `stats()`.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Literal, Unpack
 
 from headgate.clock import Clock
@@ -17,10 +18,11 @@ from headgate.hybrid.gates import HybridGate, HybridStore
 from headgate.hybrid.stats import Stats, stats_of
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import Quotas
-from headgate.stores import Store, StoreOptions, open_store
+from headgate.stores import SCHEMES, StoreOptions, open_store
 from headgate.stores.redis import RedisStore
 
 MAX_KEYS = 100_000
+_NOT_GIVEN = {"options", "return", "max_keys"}
 
 Accuracy = Literal["high", "medium", "low"]
 Cold = Literal["wait", "optimistic"]
@@ -62,6 +64,7 @@ class HybridLimiter(Limiter):
         hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
         super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
         self._owned = True  # the leases are ours to give back, whoever the connections belong to
+        weakref.finalize(self, hybrid.retire).atexit = False
 
     def stats(self) -> Stats:
         """How it has decided so far; asks nobody."""
@@ -90,6 +93,7 @@ class AsyncHybridLimiter(AsyncLimiter):
         hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
         super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
         self._owned = True
+        weakref.finalize(self, hybrid.retire).atexit = False
 
     def stats(self) -> Stats:
         """How it has decided so far, in all event loops that are open; asks nobody."""
@@ -97,11 +101,23 @@ class AsyncHybridLimiter(AsyncLimiter):
 
 
 def _hybrid_store(
-    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
+    store: object, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
 ) -> HybridStore:
+    forms = f"give it a URL that starts with one of {', '.join(SCHEMES[1:])}, or a RedisStore"
     if store == "memory://":
         raise ValueError("HybridLimiter shares a limit through Redis; memory:// has nobody to share with: use Limiter")
+    if isinstance(store, str) and not store.startswith(SCHEMES[1:]):
+        scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
+        raise ValueError(f"unknown store {scheme!r}: HybridLimiter needs a Redis; {forms}")
+    if not isinstance(store, str | RedisStore):
+        raise ValueError(f"HybridLimiter needs a Redis; {forms}; got {type(store).__name__}")
+    if "max_keys" in options:
+        raise TypeError("HybridLimiter takes no max_keys, which is the memory store's; max_local_keys bounds leases")
+    if unknown := options.keys() - StoreOptions.__annotations__.keys():
+        known = sorted(
+            (HybridLimiter.__init__.__annotations__.keys() | StoreOptions.__annotations__.keys()) - _NOT_GIVEN
+        )
+        raise TypeError(f"HybridLimiter takes no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
     opened, owned = open_store(store, clock, options)
-    if not isinstance(opened, RedisStore):
-        raise ValueError(f"HybridLimiter needs a Redis: a URL or a RedisStore, got {type(opened).__name__}")
+    assert isinstance(opened, RedisStore)
     return HybridStore(opened, owned, accuracy, cold, max_keys)

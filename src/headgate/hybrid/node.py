@@ -1,7 +1,8 @@
 """All leases of a process on one Redis, and what to tell about them next. Pure: time is an argument, and nobody asks.
 
 A driver (a thread, a task, the simulator) repeats: `gather` what is due, ask Redis, `deliver` the replies or `fail`,
-then sleep for `pause`. One batch is under way at a time. Callers join in with `wait` when they cannot be served here.
+then sleep for `pause`. Callers join in with `wait` when they cannot be served here. One batch is under way at a time;
+in a Cluster, where one server need not wait for another, several are, and a lease is in one of them at most.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headgate.decision import Decision, answer, decision
+from headgate.errors import StoreUnavailable
 from headgate.hybrid.lease import IDLE, MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.member import Errand, Member, Waiter, new_id
 from headgate.hybrid.outage import Outage
@@ -27,14 +29,18 @@ QUEUE = 10_000  # keys on their way out; beyond that leases are left to run out
 
 
 class Node:
-    """One process's, or one event loop's, side of the protocol."""
+    """One process's, or one event loop's, side of the protocol.
 
-    def __init__(self, dice: random.Random | None = None) -> None:
+    *apart*: keys lie at several servers, so that one of them does not answer says nothing of the others.
+    """
+
+    def __init__(self, dice: random.Random | None = None, apart: bool = False) -> None:
+        self.apart = apart
         self.lock = threading.RLock()
         self.thirsty: deque[Lease] = deque()  # those that callers have drawn low
         self.waiting: dict[Lease, list[Waiter]] = {}
         self.leaving: dict[tuple[Member, str], Lease] = {}  # in no table any more, and not given back yet
-        self.refunds: deque[tuple[Member, str, int]] = deque()  # put off: they came in the middle of something
+        self.later: deque[Callable[[], None]] = deque()  # put off: it came in the middle of something
         self.members: list[Member] = []  # those who hold leases, or may
         self.everybody: weakref.WeakSet[Member] = weakref.WeakSet()
         self.seq = 0
@@ -44,8 +50,10 @@ class Node:
         self.failures = 0  # trips, ever
         self.failed = 0  # the same in a row
         self.outages = 0  # times that all went well before
-        self.busy = False  # a batch is under way
-        self.down: Exception | None = None
+        self.busy = False  # something is under way
+        self.down: Exception | None = None  # why nobody is asked; apart, that is each lease's own matter (`ill`)
+        self.last_error: Exception | None = None
+        self.failed_at = 0
         self.retry_at = 0
         self.last_trip = 0
         self.active_at = 0
@@ -58,7 +66,7 @@ class Node:
         """Start anew in the child of a fork: what the parent holds is the parent's."""
         self.lock = threading.RLock()
         self.thirsty.clear()
-        self.refunds.clear()
+        self.later.clear()
         self.waiting, self.leaving, self._wheel, self._ticks = {}, {}, {}, []
         self.busy = False
         self._heard(None)
@@ -84,6 +92,21 @@ class Node:
                 self.schedule(lease)
             self._policy(lease, waiter, now)
             return True
+
+    def sick(self, now: int) -> Exception | None:
+        """Why Redis, or a part of it, is not asked now; None: it is."""
+        lately = self.apart and self.last_error is not None and now < self.failed_at + 2 * SECOND
+        return self.last_error if lately else self.down
+
+    def check_reachable(self, member: Member, key: str, now: int) -> None:
+        """Raise `StoreUnavailable` if *key* cannot be asked about now, and that is the policy."""
+        if member.outage.policy != "raise":
+            return
+        with self.lock:
+            lease = member.table.leases.get(key)
+            if self.down is not None or (lease is not None and now < lease.ill):
+                error = self.down or self.last_error
+                raise StoreUnavailable(f"the store of limiter {member.rule.name!r} did not answer: {error}") from error
 
     def abandon(self, member: Member, key: str, waiter: Waiter) -> None:
         """Nobody waits any more: what is, or will be, taken for *waiter* goes back."""
@@ -159,6 +182,8 @@ class Node:
         told = (lease.lid and lease.worth()) or lease.debt or lease.refund
         if lease.flight or (told and len(self.leaving) < QUEUE):
             self.leaving[lease.home, lease.key] = lease
+        else:
+            self._drop(lease)
 
     def expire(self) -> None:
         """Spend no lease that is held now."""
@@ -176,7 +201,7 @@ class Node:
     def dismiss(self, member: Member) -> None:
         """Give back everything that *member* holds."""
         with self.lock:
-            self._catch_up(member.table.read_clock())
+            self._catch_up()
             leases = list(member.table.leases.values())
             member.table.leases.clear()
             for lease in leases:
@@ -184,37 +209,32 @@ class Node:
                     self._answer_all(lease, waiters, member.table.read_clock())
                 self.leave(lease)
 
-    def unsettled(self) -> bool:
-        """Whether something is on its way out that Redis may still hear of."""
-        with self.lock:  # what is gathered is neither here nor there for a moment
-            return bool(self.leaving or self.busy) and self.down is None
+    def unsettled(self, member: Member) -> bool:
+        """Whether something of *member* is on its way out that Redis may still hear of."""
+        with self.lock:
+            return self.down is None and any(leaves is member for leaves, _ in self.leaving)
 
     # ------------------------------------------------------------------------------------------------- driver
 
     def gather(self, now: int) -> list[Errand]:
-        """What to ask now, at most a batch; nothing may be under way."""
+        """What to ask now, at most a batch."""
         with self.lock:
-            self._catch_up(now)
+            self._catch_up()
             if self.down is not None and now < self.retry_at:
                 return []
             if not self.waiting and now < self.last_trip + TICK:
                 return []
             few = BATCH if self.down is None else 1
             picked: dict[Lease, str] = {}
-            for lease in list(self.waiting):
-                if len(picked) >= few:
-                    break
-                if self._still_waiting(lease, now):
-                    picked[lease] = "sync"
-            while self.leaving and len(picked) < few:
-                _, lease = self.leaving.popitem()
-                if lease.debt or lease.refund or now < lease.expires:
-                    picked[lease] = "release"
+            self._pick_waiting(now, picked, max(few // 2, 1))  # whoever else has to travel has room, too
+            self._pick_leaving(now, picked, max(few * 3 // 4, 1))
             while self.thirsty and len(picked) < few:
                 lease = self.thirsty.popleft()
-                if lease.home.table.leases.get(lease.key) is lease:
+                if not lease.flight and lease.home.table.leases.get(lease.key) is lease:
                     picked.setdefault(lease, "sync")
             self._turn(now, picked, few)
+            self._pick_leaving(now, picked, few)
+            self._pick_waiting(now, picked, few)
             errands = [self._errand(lease, op, now) for lease, op in picked.items()]
             if errands:
                 self.last_trip = self.active_at = now
@@ -229,14 +249,19 @@ class Node:
             return
         with self.lock:
             self.trips += 1
+            if self.trips == 1:
+                for member in self.members:
+                    member.outage.alone = False
             self.failed = 0
             self._retry = FIRST_RETRY
             self._heard(None)
-            self.trip += (now - self.last_trip - self.trip) // 5
+            sent = max((errand.lease.sent_at for errand in errands if errand.ask.op != "peek"), default=self.last_trip)
+            self.trip += (now - sent - self.trip) // 5
         for errand, reply in zip(errands, replies, strict=True):
             with self.lock:
                 if isinstance(reply, str):
                     self._refused(errand, now, RuntimeError(reply))
+                    self._gone(errand)  # to tell it again would be no use
                 else:
                     self._told(errand, reply, now)
 
@@ -245,42 +270,89 @@ class Node:
         with self.lock:
             self.failures += 1
             self.failed += 1
-            self.outages += self.down is None
+            self.outages += self.sick(now) is None
+            self.last_error, self.failed_at = error, now
+            if self.apart:  # each server has a breaker of its own, which says at once that it is away
+                for errand in errands:
+                    self._refused(errand, now, error)
+                return
             self._heard(error)
             self.retry_at = now + int(self._retry * self._dice.uniform(0.8, 1.2))
             self._retry = min(2 * self._retry, LAST_RETRY)
             for errand in errands:
                 self._refused(errand, now, error)
-                errand.lease.due = self.retry_at
-                errand.lease.ill = self.retry_at  # in a Cluster others may be up, and this key is not theirs
-                if errand.ask.op == "release":
-                    self._again(errand.lease)
-                else:
-                    self.schedule(errand.lease)
+                errand.lease.due = errand.lease.ill = self.retry_at
+                self._schedule_live(errand.lease)
             waiting, self.waiting = self.waiting, {}
             for lease, waiters in waiting.items():
                 self._answer_all(lease, waiters, now)
 
     def pause(self, now: int) -> float | None:
         """Seconds until `gather` may have something; None: nothing will come but by a caller who waits."""
-        if self.down is not None:
-            until = max(self.retry_at, now + TICK) if self._wheel or self.leaving else None
-        elif self.waiting:
-            return 0.0
-        elif self.leaving or self.thirsty:
-            until = self.last_trip + TICK
-        elif any(member.table.leases for member in self.members):
-            until = now + (TICK if now - self.active_at < SECOND else LAZY)
-        else:
-            self.members.clear()  # they join again when they are used again
-            until = None
-        return None if until is None else max(until - now, 0) / SECOND
+        with self.lock:
+            used = any(member.table.leases for member in self.members)
+            if not used and self._hopeless(now):
+                while self.leaving:
+                    self._drop(self.leaving.popitem()[1])
+            if self.down is not None:
+                until = max(self.retry_at, now + TICK) if used or self.leaving else None
+            elif any(not lease.flight for lease in self.waiting):
+                return 0.0
+            elif self.leaving or self.thirsty:
+                soon = self.last_trip + TICK
+                until = soon if soon > now else now + TICK  # nobody of them can travel now
+            elif used or self.waiting:
+                until = now + (TICK if now - self.active_at < SECOND else LAZY)
+            else:
+                until = None
+            if until is None:
+                self.members.clear()  # they join again when they are used again
+                return None
+            return max(until - now, 0) / SECOND
 
     # ------------------------------------------------------------------------------------------------- inside
 
-    def _catch_up(self, now: int) -> None:
-        while self.refunds:
-            self.refund(*self.refunds.popleft(), now)
+    def _catch_up(self) -> None:
+        while self.later:
+            self.later.popleft()()
+
+    def _pick_waiting(self, now: int, picked: dict[Lease, str], most: int) -> None:
+        for lease in list(self.waiting) if len(picked) < most else ():
+            if len(picked) >= most:
+                break
+            if lease not in picked and self._still_waiting(lease, now) and not lease.flight:
+                picked[lease] = "sync"
+
+    def _pick_leaving(self, now: int, picked: dict[Lease, str], most: int) -> None:
+        gone = []
+        for lease in self.leaving.values() if len(picked) < most else ():
+            if len(picked) >= most:
+                break
+            if lease in picked or lease.flight or now < lease.ill:
+                continue
+            if lease.debt or lease.refund or now < lease.expires:
+                picked[lease] = "release"
+            else:
+                gone.append(lease)
+        for lease in gone:
+            del self.leaving[lease.home, lease.key]
+            self._drop(lease)
+
+    def _drop(self, lease: Lease) -> None:
+        """Nobody will hear of *lease* any more: what it holds is burned."""
+        lease.home.burned += lease.balance // lease.home.law.cost
+        self._count(lease)
+
+    def _hopeless(self, now: int) -> bool:
+        """Whether Redis has not answered for a while, so that what only wants to leave is not worth the wait."""
+        if self.apart:
+            return all(now < lease.ill for lease in self.leaving.values())
+        return self.down is not None and self._retry >= LAST_RETRY
+
+    def _count(self, lease: Lease) -> None:
+        member: Member = lease.home
+        member.spent += (lease.mark - lease.balance) // member.law.cost
+        member.denied += lease.denied // member.law.cost
 
     def _turn(self, now: int, picked: dict[Lease, str], few: int) -> None:
         """Pick the leases whose time has come, and forget those that hold nothing and that nobody asks for."""
@@ -298,7 +370,7 @@ class Node:
                     continue
                 if lease.due // TICK > tick:
                     self.schedule(lease)
-                elif lease in picked:
+                elif lease in picked or lease.flight:
                     continue
                 elif self.down is not None:  # whatever there is to say: somebody has to find out
                     if len(picked) < few:
@@ -351,8 +423,7 @@ class Node:
                 needs.append((1, waiter.permits))
         if lease.expires and now >= lease.expires:
             member.burned += lease.balance // member.law.cost
-        member.spent += (lease.mark - lease.balance) // member.law.cost
-        member.denied += lease.denied // member.law.cost
+        self._count(lease)
         ask = lease.report(now, self.seq, member.id, member.law, member.style, self.trip, op, tuple(needs))
         return Errand(lease, ask, waiters)
 
@@ -374,8 +445,15 @@ class Node:
                 self.waiting[today] = [*errand.waiters, *self.waiting.get(today, ())]
         else:  # STALE: somebody goes by our name
             self._refused(errand, now, RuntimeError("an older ask than the last one"))
-        if ask.op != "release":
-            self.schedule(lease)
+        if reply.status != VOID or not (lease.debt or lease.refund):
+            self._gone(errand)
+        self._schedule_live(lease)
+
+    def _gone(self, errand: Errand) -> None:
+        """*errand* was heard: if it was a farewell, that is all."""
+        lease = errand.lease
+        if errand.ask.op == "release" and self.leaving.get((lease.home, lease.key)) is lease:
+            del self.leaving[lease.home, lease.key]
 
     def _serve(self, errand: Errand, reply: Reply, now: int) -> None:
         """Tell each who waited what became of it."""
@@ -394,26 +472,19 @@ class Node:
     def _refused(self, errand: Errand, now: int, error: Exception) -> None:
         """One key's ask got no answer."""
         lease = errand.lease
+        self.last_error = error
         if errand.ask.op != "peek":
             lease.lose(now, errand.ask)
             lease.due = lease.ill = now + SECOND
-            if errand.ask.op != "release":
-                self.schedule(lease)
+            self._schedule_live(lease)
         for waiter in errand.waiters:
             self._policy(lease, waiter, now, error)
-
-    def _again(self, lease: Lease) -> None:
-        """Nobody heard that *lease* goes back."""
-        today = lease.home.table.leases.get(lease.key)
-        if today is None:
-            self.leaving[lease.home, lease.key] = lease
-        else:  # that was all it had, and it is burned now
-            today.debt += lease.debt
 
     def _join(self, member: Member) -> None:
         if member not in self.members:
             self.members.append(member)
             member.outage.down = self.down
+            member.outage.alone = not self.trips
 
     def _heard(self, error: Exception | None) -> None:
         """Redis answers, or it does not."""
@@ -429,7 +500,7 @@ class Node:
         outage: Outage = lease.home.outage
         if waiter.op == "reset":
             lease.debt = lease.share = 0
-        before, outage.down = outage.down, error or outage.down
+        before, outage.down = outage.down, error or outage.down or self.last_error
         try:
             waiter.result = (outage.take if waiter.op == "take" else outage.peek)(lease, waiter.permits, now)
         except Exception as refusal:
@@ -440,6 +511,10 @@ class Node:
     def _tell(self, waiter: Waiter, made: Decision) -> None:
         waiter.result = made
         waiter.wake()
+
+    def _schedule_live(self, lease: Lease) -> None:
+        if lease.home.table.leases.get(lease.key) is lease:
+            self.schedule(lease)
 
     def schedule(self, lease: Lease) -> None:
         """Look at *lease* when it is due, or before if it has an earlier place already."""

@@ -3,7 +3,8 @@
 deny    nobody goes on
 allow   everybody does
 local   a share of the rate: that of one process among as many as were last seen. The share starts empty, so that an
-        outage is not worth a burst; a key that this process has not seen before gets one permit at once
+        outage is not worth a burst; a key that this process has not seen before gets one permit at once. A process
+        that has never heard from Redis knows of no others, and nothing of what was spent: it has a full bucket
 raise   `StoreUnavailable`
 
 What is granted is owed, and charged when Redis is back, before anything else is granted.
@@ -31,6 +32,7 @@ class Outage:
         self.permit = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds that one takes to come in
         self.answers = 0
         self.down: Exception | None = None
+        self.alone = True  # Redis has never answered
 
     def take(self, lease: Lease, permits: int, now: int) -> Decision:
         """Answer in place of Redis at *now* (nanoseconds)."""
@@ -57,7 +59,8 @@ class Outage:
         price = self._price(lease)
         room = max(times(self.permit, self.capacity), price)
         if lease.share == 0:
-            lease.share = now + room - (0 if lease.expires else price)
+            first = 0 if lease.expires else room if self.alone else price
+            lease.share = now + room - first
         full_in = max(lease.share - now, 0)
         after = full_in + times(permits, price)
         if after > room:

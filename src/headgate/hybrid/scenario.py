@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from bisect import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headgate.algorithms.bucket import Bucket
@@ -34,16 +35,27 @@ class Scenario:
     outage: tuple[float, float] = (0.0, 0.0)  # seconds between which Redis does not answer
     policy: str = "local"
     seed: int = 1
+    # called now and then with the name of a design and the part of its time that has passed
+    watch: Callable[[str, float], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 10_000:
             raise ValueError(f"nodes must be from 1 to 10,000, got {self.nodes}")
-        if not (self.load > 0 and self.seconds > 0 and self.trip > 0 and 0 <= self.loss < 1):
-            raise ValueError("load, seconds and trip must be above 0, and loss from 0 to below 1")
+        for what in ("load", "seconds", "trip"):
+            if not 0 < (given := getattr(self, what)) < math.inf:
+                raise ValueError(f"{what} must be a number above 0, got {given}")
+        if not 0 <= self.loss < 1:
+            raise ValueError(f"loss must be from 0 to below 1, got {self.loss}")
         if self.skew not in ("uniform", "moving"):
             raise ValueError(f"skew must be uniform or moving, got {self.skew!r:.40}")
         if self.accuracy not in STYLES:
             raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {self.accuracy!r:.40}")
+
+    @property
+    def calls(self) -> float:
+        """How many there are, on average."""
+        quota = Quota.parse(self.quota)
+        return quota.limit / quota.period * self.load * self.seconds
 
 
 @dataclass
@@ -141,13 +153,15 @@ class Recorder:
         self.outcome = Outcome(name, scenario)
         self.exact = Exact(Quota.parse(scenario.quota))
         self.admissions: list[int] = []
-        self._step = int(scenario.seconds * SECOND / BUCKETS)
+        self._step = max(int(scenario.seconds * SECOND / BUCKETS), 1)
         self._next = SECOND
 
     def asked(self, now: int) -> None:
         while now >= self._next:
             at = (self._next - SECOND) / SECOND
             self.outcome.timeline.append((at, len(self.admissions), self.exact.admitted, self.outcome.asked))
+            if self.outcome.scenario.watch:
+                self.outcome.scenario.watch(self.outcome.name, at / self.outcome.scenario.seconds)
             self._next += self._step
         self.outcome.asked += 1
         self.exact.ask(now)

@@ -13,8 +13,10 @@ import argparse
 import heapq
 import itertools
 import random
+import sys
 from collections.abc import Callable
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
 
 from headgate.algorithms.bucket import Bucket
 from headgate.decision import Decision
@@ -28,6 +30,7 @@ from headgate.hybrid.scenario import Outcome, Recorder, Scenario, calls
 from headgate.rule import Rule
 
 TIMEOUT = SECOND // 4
+MOST_CALLS = 100_000_000  # on the command line: hours
 
 
 class Process:
@@ -180,28 +183,87 @@ def simulate(scenario: Scenario) -> Outcome:
     return Fleet(scenario).run()
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+class Progress:
+    """Tells on the terminal how far it is, where that takes longer than a second."""
+
+    def __init__(self) -> None:
+        self.next = monotonic() + 1
+        self.width = 0
+
+    def __call__(self, name: str, part: float) -> None:
+        if monotonic() >= self.next:
+            self.next = monotonic() + 1
+            self._say(f"{name}: {part:.0%}")
+
+    def done(self) -> None:
+        if self.width:
+            self._say("")
+
+    def _say(self, words: str) -> None:
+        end = "\r" if sys.stderr.isatty() else "\n"
+        if words or end == "\r":
+            print(words.ljust(self.width), end=end, file=sys.stderr, flush=True)
+        self.width = len(words)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r:.40}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, got {text!r:.40}") from None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Answer the question of the command line with a table, and with a picture if asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m headgate.hybrid.simulate", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = Parser(prog="python -m headgate.hybrid.simulate", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("quota", nargs="?", default=Scenario.quota, help="such as '10000/second' or '100/s burst 500'")
-    parser.add_argument("--nodes", type=int, default=Scenario.nodes, help="processes (default %(default)s)")
+    parser.add_argument("--nodes", type=_whole, default=Scenario.nodes, help="processes (default %(default)s)")
     parser.add_argument(
-        "--load", type=float, default=Scenario.load, help="calls, in multiples of the rate (%(default)s)"
+        "--load", type=_number, default=Scenario.load, help="calls, in multiples of the rate (%(default)s)"
     )
     parser.add_argument(
-        "--trip", type=float, default=Scenario.trip, help="milliseconds to Redis and back (%(default)s)"
+        "--trip", type=_number, default=Scenario.trip, help="milliseconds to Redis and back (%(default)s)"
     )
-    parser.add_argument("--seconds", type=float, default=Scenario.seconds, help="simulated time (%(default)s)")
+    parser.add_argument("--seconds", type=_number, default=Scenario.seconds, help="simulated time (%(default)s)")
     parser.add_argument("--skew", choices=("uniform", "moving"), default=Scenario.skew)
     parser.add_argument("--accuracy", choices=tuple(STYLES), default=Scenario.accuracy)
-    parser.add_argument("--seed", type=int, default=Scenario.seed)
+    parser.add_argument("--seed", type=_whole, default=Scenario.seed)
     parser.add_argument("--svg", metavar="FILE", help="draw what was admitted over time")
     chosen = vars(parser.parse_args(arguments))
     svg = chosen.pop("svg")
-    scenario = Scenario(**chosen)
+    progress = Progress()
+    try:
+        scenario = Scenario(**chosen, watch=progress)
+    except ValueError as error:
+        parser.error(f"argument --{error}")
+    try:
+        many = scenario.calls
+    except ValueError as error:
+        parser.error(f"argument quota: {error}")
+    if many > MOST_CALLS:
+        parser.error(f"argument --load: {many:,.0f} calls are too many, {MOST_CALLS:,} can be: lower it, or --seconds")
+    try:
+        if svg:
+            with open(svg, "ab"):  # before the work, not after
+                pass
+    except OSError as error:
+        parser.error(f"argument --svg: cannot write {svg!r}: {error.strerror}; name a file in a folder that is there")
     outcomes = [simulate(scenario), naive(scenario, 1.0), naive(scenario, 1.0, extrapolate=True), naive(scenario, 30.0)]
+    progress.done()
     print(f"{scenario.nodes} nodes, {scenario.quota}, {scenario.load:g} times the rate, {scenario.trip:g} ms to Redis")
     for outcome in outcomes:
         print(outcome.row())

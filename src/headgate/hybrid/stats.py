@@ -53,5 +53,5 @@ def stats_of(members: Sequence[Member]) -> Stats:
         voided=sum(member.voided for member in members),
         trip_seconds=max((node.trip for node in nodes), default=0) / 1e9,
         nodes=max((node.seen for node in nodes), default=1),
-        backend="down" if any(node.down for node in nodes) else "up",
+        backend="down" if any(member.node.sick(member.table.read_clock()) for member in members) else "up",
     )
