@@ -6,6 +6,7 @@ from headgate.hybrid.lease import CERTAIN, FORGOTTEN, MARGIN, MILLISECOND, SECON
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
 from headgate.rule import Rule
+from tests.hybrid.exact import check_ledger
 
 STYLE = STYLES["high"]
 TRIP = MILLISECOND
@@ -277,3 +278,73 @@ def test_a_new_law_keeps_what_is_left() -> None:
     pair.law = law_of(Rule("50/minute"))
     reply = pair.trip(needs=((1, 1),), demand=0.0)
     assert reply.before // pair.law.cost == 10
+
+
+def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> None:
+    """Leases of the old quota may be many times the new one: nothing is free until they end, and then it goes on."""
+    pair = leased("100000/hour", 1_000_000.0)
+    old, held = pair.law, pair.held
+    new = law_of(Rule("100/hour"))
+    assert held > 1000
+    newcomer = Ask("sync", "new", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 10, 0, 10_000, 6_000_000)
+
+    def ask(seq: int, ack: int) -> Reply:
+        reply = pair.ledger.sync(pair.now // 1000, new, STYLE, newcomer._replace(seq=seq, ack=ack))
+        check_ledger(pair.ledger)
+        return reply
+
+    refused = ask(1, 0)
+    assert refused.before < new.cost and refused.lease == 0
+    pair.now += 2 * SECOND
+    assert ask(2, 1).before < new.cost, "what is leased leaves no room"
+    pair.now += TTL
+    first = ask(3, 2)  # the old lease is burned
+    assert first.others == 0 and first.free >= 0
+    pair.now += 37 * SECOND
+    assert ask(4, 3).before >= new.cost, "a permit comes in 36 s"
+    assert old != new
+
+
+def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
+    pair = leased("100000/hour", 1_000_000.0)
+    held = pair.held
+    pair.law = law_of(Rule("100/hour"))
+    pair.lease.balance = pair.lease.mark = held * pair.law.cost
+    pair.trip("release")
+    check_ledger(pair.ledger)
+    assert held > 1000 and pair.free == 100
+
+
+def test_a_reset_beside_old_leases_owes_nothing() -> None:
+    pair = leased("100000/hour", 1_000_000.0)
+    new = law_of(Rule("100/hour"))
+    reset = Ask("reset", "new", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
+    reply = pair.ledger.sync(pair.now // 1000, new, STYLE, reset)
+    check_ledger(pair.ledger)
+    assert reply.free == 0 and reply.others > 100
+
+
+def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
+    """Whether a report that got no answer was charged is not known: only what was granted since is owed for sure."""
+    pair = Pair("100/hour")
+    pair.lease.debt = 5
+    lost = pair.report(demand=0.0)
+    pair.ask(lost)
+    pair.lease.lose(pair.now, lost)
+    pair.lease.debt += 2
+    pair.lease.forgive()
+    pair.lease.debt += 3
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 100 - 5 - 3 and pair.lease.debt == 0
+
+
+def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
+    pair = Pair("100/hour")
+    pair.lease.debt = 5
+    ask = pair.report(demand=0.0)
+    pair.lease.forgive()
+    pair.accept(ask, pair.ask(ask))
+    assert pair.lease.debt == 0
+    pair.lease.debt = 3
+    pair.lease.forgive()
+    assert pair.lease.debt == 0
