@@ -7,14 +7,14 @@ import random
 from headgate.decision import Decision
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Errand, Member, Waiter
+from headgate.hybrid.member import Member, Waiter
 from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import STYLES
 from headgate.rule import Rule
 
 
 class Alone:
-    """Every 10 ms, and when somebody waits, its driver looks around; a trip takes a millisecond there and one back."""
+    """Every 10 ms, and when somebody waits, its driver looks around; trips take up to 4 ms, now more and now less."""
 
     def __init__(self, quota: str, kind: str = "token_bucket", accuracy: str = "high", start: int = 1000) -> None:
         self.now = start * SECOND
@@ -24,7 +24,8 @@ class Alone:
             self.node, self.rule, STYLES[accuracy], "deny", str, lambda: self.now, lambda *_: None, 1000
         )
         self.ledger = Ledger()
-        self._errands: list[Errand] = []
+        self.trips = 0
+        self._dice = random.Random(2)
 
     @property
     def lease(self) -> Lease:
@@ -57,9 +58,10 @@ class Alone:
         if not errands:
             self.now += MILLISECOND if self.node.waiting else 0
             return
-        self.now += MILLISECOND
+        self.trips += 1
+        self.now += self._dice.randint(0, 2 * MILLISECOND)
         law, style = self.member.law, self.member.style
         replies = [self.ledger.sync(self.now // 1000, law, style, errand.ask) for errand in errands]
-        self.now += MILLISECOND
+        self.now += self._dice.randint(0, 2 * MILLISECOND)
         self.node.deliver(self.now, errands, replies)
         self.node.busy = False

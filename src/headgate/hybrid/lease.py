@@ -59,6 +59,7 @@ class Lease:
         "ill",
         "key",
         "later",
+        "latest",
         "lid",
         "look",
         "low",
@@ -93,7 +94,8 @@ class Lease:
         self.deny_from = 0  # asks of at least so many units are denied until then
         self.later = 0  # how much longer that is likely to go on
         self.there = 0  # units that Redis has when that is over, nobody else spending any
-        self.promise = 0  # when a caller who was refused was told to come back
+        self.promise = 0  # when a caller who was refused was told to come back: the first of them
+        self.latest = 0  # and the one who was refused last
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
@@ -142,7 +144,7 @@ class Lease:
         if now >= self.expires:
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
-        if law.kind == "counter" and self.promise > max(now, self.deny_until + self.later):
+        if law.kind == "counter" and max(self.promise, self.latest) > max(now, self.deny_until + self.later):
             want = spare = 0  # somebody comes for several: what is leased till then would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
@@ -191,7 +193,7 @@ class Lease:
         self.mark += granted
         lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
         self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
-        self.ends = self.sent_at + reply.ends * 1000 if reply.ends else 0
+        self.ends = now + reply.ends * 1000 if reply.ends else 0  # at the latest: callers are told to come then
         self.beyond = max(reply.free, 0)
         self.others = reply.others
         self.current, self.previous = reply.current, reply.previous
@@ -297,20 +299,21 @@ class Lease:
                     self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
                 elif not law.period:  # nothing is fetched but by callers: long before it is full they may ask again
                     self.deny_until = min(self.due, now + max(reply.wait * 1000 * exact, law.room // law.rate * 250))
-            if law.kind == "fixed":
-                self.deny_until = min(self.deny_until, now + reply.ends * 1000)
-            early = self.deny_until - self.promise
-            if reply.nodes == 1 and self.promise > self.sent_at and early > 0:
-                self.deny_until = self.promise  # nobody else can have taken what was promised
-                self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
+            if law.period:  # another window is another matter
+                self.deny_until = min(self.deny_until, self.ends)
         else:
-            self._refuse_larger(reply, ask, law)
+            self._refuse_larger(now, reply, ask, law)
             if ask.want:
                 likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
                 self.low = 0 if ask.spare else times(ceil(likely + 2 * sqrt(likely)), law.cost)
             self.due = now + pause
             if ask.spare or now - self.asked_at >= self.quiet:
                 self.due = self.asked_at + FORGOTTEN
+        promise = self.promise if self.promise > self.sent_at else self.latest
+        early = self.deny_until - promise
+        if reply.nodes == 1 and promise > self.sent_at and early > 0:
+            self.deny_until = promise  # nobody else can have taken what was promised
+            self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
         self.later = max(self.deny_until - now - CERTAIN, 0)
         self.deny_until -= self.later
         if reply.wait > 0:
@@ -334,7 +337,7 @@ class Lease:
             self.report_at = self.due
             self.due = self.look = now + self.quiet
 
-    def _refuse_larger(self, reply: Reply, ask: Ask, law: Law) -> None:
+    def _refuse_larger(self, now: int, reply: Reply, ask: Ask, law: Law) -> None:
         """Remember for how long a refused call of several permits cannot be granted, where that is certain."""
         if reply.others or law.period:
             return
@@ -346,10 +349,11 @@ class Lease:
             if missing > 0:
                 self.deny_from = least
                 self.there = least - self.balance
-                self.deny_until = self.sent_at + -(-missing // law.rate) * 1000
+                self.deny_until = now + -(-missing // law.rate) * 1000
 
     def told(self, now: int, until: int) -> None:
-        """A caller was refused at *now* and told to come back; of several the first counts."""
+        """A caller was refused at *now* and told to come back; of several the first counts, and then the latest."""
+        self.latest = until
         if self.promise <= now or until < self.promise:
             self.promise = until
 

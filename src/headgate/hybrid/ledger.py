@@ -170,8 +170,7 @@ class Ledger:
             self.law, self.at, self.born, self.free = law, time, time, law.room
             self.window = time // law.period if law.period else 0
         elif self.law != law:
-            free = max(self.free // self.law.cost * law.cost, -law.room)
-            self.free = min(free, self._top(law, law.room))
+            self.free = max(self.free // self.law.cost * law.cost, -law.room)
             self.window = self.at // law.period if law.period else 0
             self.law = law
         back = self.at - time

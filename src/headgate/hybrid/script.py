@@ -97,8 +97,7 @@ local function open(s, law, node)
     s.at, s.born, s.free = time, time, law.room
     s.window = law.windowed and floor(time / law.period) or 0
   elseif s.law ~= law.text then
-    local free = max(floor(s.free / law_of(s.law).cost) * law.cost, -law.room)
-    s.free = min(free, top_of(s, law, law.room))
+    s.free = max(floor(s.free / law_of(s.law).cost) * law.cost, -law.room)
     s.window = law.windowed and floor(s.at / law.period) or 0
   end
   s.law = law.text

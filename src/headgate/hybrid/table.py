@@ -161,7 +161,7 @@ class Table:
                 wait += short
                 until += times(-(-short // self.rate), 1000)
         elif self.counter and (cost > self.cost or lease.others == 0):
-            left = (lease.ends - now) // 1000
+            left = -((now - lease.ends) // 1000)
             if left > 0:
                 law: Law = lease.home.law
                 own = here // self.cost
@@ -182,7 +182,7 @@ class Table:
 
     def over(self, lease: Lease, now: int) -> int:
         """Microseconds until a window counts no more."""
-        left = (lease.ends - now) // 1000
+        left = -((now - lease.ends) // 1000)
         if left < 0:
             left = 0
         return left + self.period if self.counter else left
