@@ -36,11 +36,16 @@ class Alone:
         made: Decision | None = self.member.table.try_acquire("k", permits)
         if made is not None:
             return made
-        waiter = Waiter("take", permits, lambda: None)
-        self.node.wait(self.member, "k", waiter, self.now)
+        waiter = self.wait(permits)
         while waiter.result is None:
             self._trip()
         return waiter.answer()
+
+    def wait(self, permits: int = 1) -> Waiter:
+        """Begin to wait for Redis."""
+        waiter = Waiter("take", permits, lambda: None)
+        self.node.wait(self.member, "k", waiter, self.now)
+        return waiter
 
     def sleep(self, seconds: float) -> None:
         until = self.now + round(seconds * SECOND)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headgate.hybrid.lease import CERTAIN, FORGOTTEN, MARGIN, MILLISECOND, SECOND, TTL, Lease
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
@@ -348,3 +350,110 @@ def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
     pair.lease.debt = 3
     pair.lease.forgive()
     assert pair.lease.debt == 0
+
+
+def other(pair: Pair, seq: int, **more: Any) -> Reply:
+    """What somebody else is told."""
+    ask = Ask("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
+    reply = pair.ask(ask)
+    check_ledger(pair.ledger)
+    return reply
+
+
+def test_no_more_is_leased_in_all_than_the_style_says() -> None:
+    pair = leased("1000/hour", 1_000_000.0)
+    there = other(pair, 1, want=900, demand=10**9).lease
+    assert pair.held > STYLE.leased // 2 and there + pair.held <= STYLE.leased
+
+
+def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_free() -> None:
+    pair = leased("1000/hour", 1_000_000.0)
+    pair.trip(needs=((100, 1),), demand=9_000.0)  # its lease is back, and it has nine tenths of the demand
+    pair.trip(demand=9_000.0)
+    free = pair.free
+    assert other(pair, 1, want=900, demand=100_000).lease <= -(-free * 4 // 90)
+
+
+def test_a_spare_is_for_when_there_is_plenty() -> None:
+    pair = Pair("100/hour")
+    assert other(pair, 1, want=1, spare=1).lease == 1
+    pair = Pair("100/hour")
+    pair.trip(needs=((50, 1),), demand=0.0)
+    assert other(pair, 1, want=1, spare=1).lease == 0, "half of it is spent"
+    pair = Pair("10/hour")
+    pair.trip(demand=0.0)
+    assert other(pair, 1, want=1, spare=1).lease == 0, "a tenth for each of two is too much"
+
+
+def test_a_clock_that_steps_back_leaves_leases_as_long_as_they_were() -> None:
+    pair = leased()
+    left = next(iter(pair.ledger.nodes.values())).exp - pair.now // 1000
+    pair.now -= 500 * SECOND
+    other(pair, 1)
+    assert pair.ledger.nodes["me"].exp - pair.now // 1000 == left
+    assert pair.ledger.exp - pair.now // 1000 <= left
+    pair.now += left * 1000
+    other(pair, 2)
+    assert "me" not in pair.ledger.nodes, "it ran out when it would have"
+
+
+def test_who_reports_rarely_holds_its_lease_for_longer() -> None:
+    pair = leased()
+    pair.lease.pause = 10 * SECOND
+    assert pair.report(demand=100.0).ttl == 30_000_000
+    assert pair.lease.ttl == 30 * SECOND
+
+
+def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
+    """What is leased when a window ends counts as used in the next, and would be in the way of who comes then."""
+    pair = Pair("100/10s", "sliding_window_counter")
+    pair.now = 1_700_000_001 * SECOND
+    assert pair.report(demand=100.0).want > 0
+    pair.lease.flight = 0
+    pair.lease.told(pair.now, pair.now + 5 * SECOND)
+    ask = pair.report(demand=100.0)
+    assert ask.want == 0 and ask.spare == 0
+
+
+def test_the_first_promise_counts_and_the_latest() -> None:
+    lease = Lease("k", 0, 0)
+    for until in (50, 30, 40):
+        lease.told(10, until)
+    assert (lease.promise, lease.latest) == (30, 40)
+    lease.told(35, 60)
+    assert (lease.promise, lease.latest) == (60, 60), "the first is over"
+
+
+def test_who_gives_back_does_not_refuse() -> None:
+    pair = leased()
+    pair.lease.deny_until = pair.now + SECOND
+    pair.report(demand=0.0)
+    assert pair.held <= 1 and pair.lease.deny_until == 0, "there is something to have there"
+
+
+def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
+    pair = Pair("1/second burst 10")
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(needs=((6, 1),), demand=0.0)
+    pair.style = STYLE
+    assert other(pair, 1, want=2, demand=10**6).lease > 0
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(needs=((1, 5),), demand=0.0)
+    assert pair.lease.deny_until == 0
+
+
+def test_what_was_refused_is_worth_a_report() -> None:
+    """Demand that was refused is demand."""
+    lease = Lease("k", 0, 0)
+    assert not lease.worth()
+    lease.denied = 1
+    assert lease.worth()
+
+
+def test_nothing_is_leased_where_trips_take_longer_than_the_bucket_lasts() -> None:
+    pair = Pair("1000/second burst 10")
+    pair.lease.demand = 900.0
+    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0
+    pair = Pair("1000/second burst 1000")
+    pair.lease.demand = 900.0
+    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want > 0

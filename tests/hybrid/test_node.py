@@ -11,9 +11,8 @@ from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.member import Errand, Member, Waiter
 from headgate.hybrid.node import BATCH, Node
-from headgate.hybrid.protocol import OK, STYLES, Ask, Reply
+from headgate.hybrid.protocol import OK, STYLES, Reply
 from headgate.rule import Rule
-from tests.hybrid.alone import Alone
 
 CAPACITY = 20
 
@@ -338,80 +337,3 @@ def test_nobody_is_left_and_redis_is_away() -> None:
         town.node.fail(town.now, town.gather(), OSError("away"))
         town.now += 2 * SECOND
     assert town.node.pause(town.now) is None, "a driver may end"
-
-
-@pytest.mark.parametrize("accuracy", STYLES)
-def test_who_goes_idle_gives_back_in_a_second_however_long_the_pause(accuracy: str) -> None:
-    alone = Alone("1000/minute", accuracy=accuracy)
-    for _ in range(1300):
-        alone.take()
-        alone.sleep(0.03)
-    assert alone.lease.balance > alone.member.law.cost, "it holds a lease"
-    assert accuracy == "high" or alone.lease.pause > 2 * SECOND, "and would report much later"
-    trips = alone.trips
-    alone.sleep(2 * 0.5 + 0.05)
-    assert alone.lease.balance <= alone.member.law.cost and alone.ledger.out <= 1
-    assert alone.trips <= trips + 3
-    alone.sleep(21)
-    assert alone.ledger.out == 0
-
-
-def test_who_is_called_now_and_then_keeps_its_lease() -> None:
-    """A gap between two calls that is nothing unusual is no end: to give back and to ask again would be two trips."""
-    alone = Alone("1000/minute", accuracy="low")
-    for _ in range(100):
-        alone.take()
-        alone.sleep(1.0)
-    trips = alone.trips
-    for _ in range(100):
-        alone.take()
-        alone.sleep(1.0)
-    assert alone.trips - trips < 30
-
-
-def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
-    """Whoever has overdrawn a key is remembered: 2 an hour are 2 an hour, whenever the calls come."""
-    town = Town(1000, "2/hour")
-    granted = 0
-    for _ in range(40):
-        made = town.node.trust(town.member, "k", 1, town.now)
-        if made is None:
-            waiter = town.wait("k")
-            while waiter.result is None:
-                town.turn()
-            made = waiter.answer()
-        granted += made.allowed
-        for _ in range(10):
-            town.now += SECOND // 4
-            town.turn()
-    assert granted == 2
-    for _ in range(7300):  # until there can be one
-        town.now += SECOND // 4
-        town.turn()
-    assert not town.member.table.leases, "then it is forgotten"
-    assert town.node.trust(town.member, "k", 1, town.now)
-
-
-def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
-    town = Town(1000, "100/hour")
-    start, granted = town.now, 0
-    while town.now < start + 3600 * SECOND:
-        granted += town.node.trust(town.member, "k", 100, town.now) is not None
-        town.now += 5 * SECOND // 2
-        town.turn()
-    assert granted == 2, "the first was there, the second is one call too many, and is paid for"
-
-
-def test_two_that_trust_each_other_pay_as_well() -> None:
-    """That somebody else holds a lease, and may give it back, is no reason to be trusted again."""
-    town = Town(1000, "100/hour")
-    law, style = town.member.law, town.member.style
-    ledger = town.ledgers["k"] = Ledger()
-    other = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((80, 1),), 15, 0, 100_000_000, 30_000_000)
-    assert ledger.sync(town.now // 1000, law, style, other).lease > 0
-    granted = 0
-    for _ in range(10):
-        granted += town.node.trust(town.member, "k", 20, town.now) is not None
-        town.now += 5 * SECOND // 2
-        town.turn()
-    assert granted == 1

@@ -439,7 +439,7 @@ class Node:
                 self._tell(waiter, errand.member.standing(lease, reply, waiter.permits, now))
             return
         if lease.accept(now, reply, ask, member.law, member.style, self.trip):
-            self.seen = max(reply.nodes, self.seen - (self.seen - reply.nodes) // 16)
+            self.seen = max(reply.nodes, self.seen + (reply.nodes - self.seen) // 16)
             self._serve(errand, reply, now)
         elif reply.status == VOID:
             member.voided += 1
