@@ -367,11 +367,12 @@ def test_no_more_is_leased_in_all_than_the_style_says() -> None:
 
 
 def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_free() -> None:
-    pair = leased("1000/hour", 1_000_000.0)
-    pair.trip(needs=((100, 1),), demand=9_000.0)  # its lease is back, and it has nine tenths of the demand
-    pair.trip(demand=9_000.0)
-    free = pair.free
-    assert other(pair, 1, want=900, demand=100_000).lease <= -(-free * 4 // 90)
+    pair = Pair("1000/hour")
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(demand=9_900.0)
+    pair.style = STYLE
+    assert pair.free == 1000 and pair.held == 0
+    assert 38 <= other(pair, 1, want=900, demand=100_000).lease <= 42, "about a hundredth of the demand"
 
 
 def test_a_spare_is_for_when_there_is_plenty() -> None:
