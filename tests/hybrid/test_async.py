@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -192,6 +193,33 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
     for limiter in limiters[1:]:
         await limiter.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    await store.aclose()
+
+
+async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url, on_store_error="deny")
+    asked = asyncio.create_task(limiter.try_acquire("k"))
+    gate: Any = limiter._gate
+    synchroniser = gate.gate().synchroniser
+    while not synchroniser.node.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
+        await asyncio.sleep(0)
+    await synchroniser.stop()
+    assert not synchroniser.node.busy
+    assert (await asyncio.wait_for(asked, 10)).degraded, "it is answered, by the policy"
+    assert not any(lease.flight for lease in gate.gate().member.table.leases.values())
+    await limiter.aclose()
+
+
+async def test_who_is_forgotten_gives_back_and_leaves_no_task(redis_server: Server) -> None:
+    store = RedisStore(redis_server.patient_url)
+    limiter = AsyncHybridLimiter("1000/day", store=store)
+    while limiter.stats().held < 2:
+        assert await limiter.try_acquire("k")
+        await asyncio.sleep(0)
+    del limiter
+    gc.collect()
+    await until_async(lambda: out(redis_server) == 0)
+    await until_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     await store.aclose()
 
 

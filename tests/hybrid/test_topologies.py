@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 
@@ -42,6 +43,23 @@ def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
         assert set(counts.values()) == {20}
     with HybridLimiter("20/day", store=cluster.url + PATIENT) as limiter:
         assert not any(limiter.try_acquire(key) for key in keys), "closed limiters gave back nothing that was spent"
+
+
+def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
+    cluster.flush()
+    with HybridLimiter("20/day", store=cluster.url + PATIENT, on_store_error="deny") as limiter:
+        keys = [f"user:{number}" for number in range(20)]
+        assert all(limiter.try_acquire(key) for key in keys)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if all(sum(bool(limiter.try_acquire(key)) for _ in range(5)) == 5 for key in keys) else 2
+                limiter.close()
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert {sum(bool(limiter.try_acquire(key)) for _ in range(30)) for key in keys} == {14}
 
 
 async def test_keys_all_over_a_cluster_for_asyncio(cluster: Cluster) -> None:

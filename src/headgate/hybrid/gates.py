@@ -145,11 +145,15 @@ class Gate:
     def _hurried(self, key: str, permits: int, patience: float) -> Any:
         """`try_acquire` that waits no longer than *patience* seconds; then the policy answers."""
         own = threading.get_ident()
+        before = self._hurry.get(own)  # this may be a signal handler in the middle of the same
         self._hurry[own] = patience
         try:
             return self.member.table.try_acquire(key, permits)
         finally:
-            self._hurry.pop(own, None)
+            if before is None:
+                self._hurry.pop(own, None)
+            else:
+                self._hurry[own] = before
 
 
 class HybridGate(Gate):

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from time import clock_gettime_ns, monotonic, monotonic_ns, sleep
 from typing import Any
@@ -125,12 +126,13 @@ class Synchroniser:
         """Drive the node in an event loop, until there is nothing to do and *leave* says so."""
         loop, trips = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
-        def over(trip: asyncio.Task[None]) -> None:
+        def over(errands: Sequence[Errand], trip: asyncio.Task[None]) -> None:
             trips.discard(trip)
+            error = asyncio.CancelledError() if trip.cancelled() else trip.exception()
+            if error:  # here, and not in the trip: one that is cancelled before it begins has no chance to tell
+                self.fail(errands, error)
             self.node.busy = bool(trips)
             wake.set()
-            if not trip.cancelled():
-                trip.exception()  # the node was told
 
         try:
             while True:
@@ -139,7 +141,7 @@ class Synchroniser:
                 for group, call in self.calls(errands):
                     trip = loop.create_task(self._travel(group, call))
                     trips.add(trip)
-                    trip.add_done_callback(over)
+                    trip.add_done_callback(partial(over, group))
                 if errands:
                     await (asyncio.sleep(0) if self._sliced else asyncio.wait(trips))
                     continue
@@ -153,12 +155,7 @@ class Synchroniser:
             await asyncio.gather(*trips, return_exceptions=True)
 
     async def _travel(self, errands: Sequence[Errand], call: Eval) -> None:
-        try:
-            self.deliver(errands, await self.store.loop().ask(script.SYNC, call))
-        except BaseException as error:
-            self.fail(errands, error)
-            if not isinstance(error, FAILURES):
-                raise
+        self.deliver(errands, await self.store.loop().ask(script.SYNC, call))
 
 
 class ThreadSynchroniser(Synchroniser):
@@ -278,13 +275,19 @@ class LoopSynchroniser(Synchroniser):
         super().__init__(store)
         self.loop = asyncio.get_running_loop()
         self.wake = asyncio.Event()
+        self._nudged = False  # `wake` is set when a pause is over, too
         self._task: asyncio.Task[None] | None = None
 
     def nudge(self) -> None:
+        self._nudged = True
         self.wake.set()
         if self._task is None or self._task.done():
-            drive = self.steer(self.wake, self.wake.clear, lambda: not self.wake.is_set())
+            drive = self.steer(self.wake, self._clear, lambda: not self._nudged)
             self._task = self.loop.create_task(drive, name="headgate-hybrid")
+
+    def _clear(self) -> None:
+        self._nudged = False
+        self.wake.clear()
 
     async def settle(self, member: Member, timeout: float) -> None:
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
