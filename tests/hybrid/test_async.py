@@ -225,7 +225,9 @@ async def test_who_is_forgotten_gives_back_and_leaves_no_task(redis_server: Serv
 
 async def used(limiter: AsyncHybridLimiter) -> str:
     await limiter.try_acquire("k")
-    return limiter.store_health().state
+    state = limiter.store_health().state
+    await limiter.aclose()
+    return state
 
 
 def test_store_health_anywhere(redis_server: Server) -> None:
