@@ -57,6 +57,8 @@ def check_ledger(ledger: Ledger) -> None:
     assert all(record.out >= 0 for record in ledger.nodes.values())
     assert ledger.demand == sum(record.demand for record in ledger.nodes.values())
     if law.kind == "bucket":
-        assert ledger.free + leased * law.cost <= law.room, "free and leased are more than the capacity"
+        # leases of a larger quota can be more than all of this one: then nothing is free
+        assert ledger.free <= max(law.room - leased * law.cost, 0), "free and leased are more than the capacity"
+        assert ledger.free >= -law.room, "no debt is larger than the capacity"
     else:
         assert ledger.current >= leased, "permits are leased that were not counted as used"

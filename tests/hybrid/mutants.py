@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINE, TWINS, LEASE = "test_machine.py", "test_twins.py", "test_lease.py"
+HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py", "test_stats.py"
 
 
 class Mutant(NamedTuple):
@@ -35,7 +36,7 @@ MUTANTS = [
     Mutant(
         "refill ignores what is leased out",
         "ledger.py",
-        "(now - self.at) * law.rate, law.room - self.out * law.cost), law.room",
+        "(now - self.at) * law.rate, self._top(law, law.room)), law.room",
         "(now - self.at) * law.rate, law.room), law.room",
     ),
     Mutant(
@@ -115,16 +116,68 @@ MUTANTS = [
     ),
     Mutant("a key met again claims to know nothing", "../../../tests/hybrid/fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
     Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.lid = self.expires = 0\n", "                self.lid = 0\n", LEASE),
+    Mutant("a debt without a floor", "ledger.py", "max(free - debt * law.cost, -law.room)", "free - debt * law.cost", LEASE),
+    Mutant("a lowered quota owes what is leased", "ledger.py", "return top if law.period else max(top, 0)", "return top", LEASE),
+    Mutant("what comes back of a larger quota fills above the brim", "ledger.py", "            free = min(free, top)  # more", "            pass  # more", LEASE),
+    Mutant("leases of a larger quota are not in the way", "ledger.py", "return top if law.period else max(top, 0)", "return top if law.period or top >= 0 else law.room"),
+    Mutant("more is leased than the style says", "ledger.py", "fair, there, most - self.out, room)", "fair, there, room)", LEASE),
+    Mutant("first come takes all", "ledger.py", "fair = max(1, ceil(there * min(1, WIDE * part)))", "fair = there", LEASE),
+    Mutant("a spare for everybody", "ledger.py", "if plenty else 0), full, False", "if plenty or 1 else 0), full, False", LEASE),
+    Mutant("a clock that steps back makes leases longer", "ledger.py", "                record.exp -= back\n", "                pass\n", LEASE),
+    Mutant("a lease does not last until the next report", "lease.py", "SPARE_TTL if spare else max(TTL, 3 * self.pause)", "SPARE_TTL if spare else TTL", LEASE),
+    Mutant("a counter leases what was promised", "lease.py", "            want = spare = 0  # somebody comes", "            pass  # somebody comes", LEASE),
+    Mutant("the latest promise only", "lease.py", "or until < self.promise", "or until > self.promise", LEASE),
+    Mutant("the first promise only", "lease.py", "if self.promise > self.sent_at else self.latest", "if self.promise > self.sent_at else 0", RETRY),
+    Mutant("what was served meanwhile is promised again", "lease.py", "            self.there -= times(-(-early // 1000), law.rate)", "            self.there -= 0", RETRY),
+    Mutant("a window is over when it may not be", "lease.py", "self.ends = now + reply.ends * 1000 if", "self.ends = self.sent_at + reply.ends * 1000 if", RETRY),
+    Mutant("refused beyond the window", "lease.py", "                self.deny_until = min(self.deny_until, self.ends)\n", "                pass\n", RETRY),
+    Mutant("alone, and waits for others", "lease.py", "if reply.wait > 0 and reply.nodes == 1:", "if reply.wait < 0:", RETRY),
+    Mutant("alone, and asks for every permit", "lease.py", "max(reply.wait * 1000, ALONE, shortest)", "max(reply.wait * 1000, shortest)", RETRY),
+    Mutant("refused although something went back", "lease.py", "            self.deny_until = 0  # there will be", "            pass  # there will be", LEASE),
+    Mutant("many are refused in spite of others", "lease.py", "        if reply.others or law.period:\n", "        if law.period:\n", LEASE),
+    Mutant("refusals are no demand", "lease.py", " or self.denied > 0 or self.debt > 0", " or self.debt > 0", LEASE),
+    Mutant("leases that only delay", "lease.py", "> style.leased / 1000 * law.limit:", "> style.leased * 1e9 * law.limit:", LEASE),
+    Mutant("a reset forgives what may be charged", "lease.py", "        self.debt = self.doubt\n", "        self.debt = 0\n", LEASE),
+    Mutant("idle, and nobody looks", "lease.py", "            self.due = self.look = now + self.quiet\n", "            pass\n", HABITS),
+    Mutant("idle after any gap", "lease.py", "max(IDLE, min(int(FEW * SECOND / max(self.demand, 0.001)), self.pause))", "IDLE", HABITS),
+    Mutant("asked for when reported", "lease.py", "        if spent != self.glance or needs:\n", "        if spent > 0 or needs:\n", HABITS),
+    Mutant("trust is forgotten", "lease.py", " or now < self.remember:", ":", HABITS),
+    Mutant("trust while others hold leases", "lease.py", "self.remember = now + self._empty(reply, law)", "self.remember = now + reply.wait * 1000 * (reply.others == 0)", HABITS),
+    Mutant("taken from a lease that ran out", "table.py", "if now >= lease.expires or lease.balance < cost:", "if lease.balance < cost:", TABLE),
+    Mutant("put back into a lease that ran out", "table.py", ", 0) if self.read_clock() < lease.expires else 0", ", 0)", TABLE),
+    Mutant("a refund of any amount is told", "table.py", "max(-(-min(cost - here, missing) // self.cost), 0)", "(cost - here) // self.cost", TABLE),
+    Mutant("a refund leaves the refusal", "table.py", "            lease.deny_until = 0\n", "", TABLE),
+    Mutant("a look at an empty lease", "table.py", "and now < lease.expires and lease.balance > 0:", "and now < lease.expires:", TABLE),
+    Mutant("full before it can be asked again", "table.py", "max(self.reset(lease, now, spare), wait)", "self.reset(lease, now, spare)", TABLE),
+    Mutant("a refund unasks", "table.py", "            self.refunded += here\n", "", STATS),
+    Mutant("an outage is a wait", "table.py", "                self.outage.asked += cost // self.cost\n", "", STATS),
+    Mutant("the parent's lock", "node.py", "            member.table.renew(self.lock)\n", "", HABITS),
+    Mutant("the parent's queues", "node.py", "        self.waiting, self.leaving, self._wheel, self._ticks = {}, {}, {}, []\n", "", HABITS),
+    Mutant("everybody finds out whether Redis is back", "node.py", "few = BATCH if self.down is None else 1", "few = BATCH", HABITS),
+    Mutant("no back-off", "node.py", "self._retry = min(2 * self._retry, LAST_RETRY)", "self._retry = FIRST_RETRY", HABITS),
+    Mutant("who is ill is asked about", "node.py", "if self.down is None and now >= lease.ill:", "if self.down is None:", HABITS),
+    Mutant("the number of processes is forgotten at once", "node.py", "self.seen = max(reply.nodes, self.seen + (reply.nodes - self.seen) // 16)", "self.seen = reply.nodes", HABITS),
+    Mutant("the number of processes is never forgotten", "node.py", "self.seen = max(reply.nodes, self.seen + (reply.nodes - self.seen) // 16)", "self.seen = max(reply.nodes, self.seen)", HABITS),
+    Mutant("a reset in an outage keeps the debt", "node.py", "            lease.forgive()\n", "            pass\n", HABITS),
+    Mutant("a debt that leaves is forgotten", "node.py", "told = (lease.lid and lease.worth()) or lease.debt or lease.refund", "told = lease.lid and lease.worth()", HABITS),
+    Mutant("a refund is told some time", "node.py", "            if not member.table.refund(key, permits):\n                lease.due = now\n", "            if not member.table.refund(key, permits):\n", HABITS),
+    Mutant("who joins late does not hear of the outage", "node.py", "            member.outage.down = self.down\n", "", HABITS),
+    Mutant("a new key thinks it is alone", "member.py", "                lease.nodes = self.node.seen\n", "", HABITS),
+    Mutant("the latest goes first", "member.py", "(lease.debt > 0, lease.asked_at)", "(lease.debt > 0, -lease.asked_at)", HABITS),
+    Mutant("debts go first", "member.py", "(lease.debt > 0, lease.asked_at)", "lease.asked_at", HABITS),
 ]  # fmt: skip
 
 LUA = [
-    ("refill ignores what is leased out", "* law.rate, law.room - s.out * law.cost), law.room", "* law.rate, law.room), law.room"),
+    ("refill ignores what is leased out", "* law.rate, top_of(s, law, law.room)), law.room", "* law.rate, law.room), law.room"),
     ("an expired lease is refunded", "  free = free - overhang(s, law)\n", "  if s.exp == FOREVER and s.nodes == 0 then free = free + law.cost end\n"),
     ("a burn before the refill", "  local free, ceiling = load(s, law, now)\n  local loaded", "  if now >= s.exp then burn(s, now, node) end\n  local free, ceiling = load(s, law, now)\n  local loaded"),
     ("a lease is cut short", "held > 0 and max(exp, record.exp) or exp", "exp"),
     ("no sequence check", "if record and ask.seq <= record.seq then", "if record and ask.seq < 0 then"),
     ("a return is not cut", "max(0, min(ask.returned - record.returned, record.out - held))", "max(0, ask.returned - record.returned)"),
     ("a lost grant is not taken back", "    s.out = s.out - record.lease\n", ""),
+    ("the key expires before its leases", "3600000000, 91000000", "3600000000, 1000"),
+    ("all records in one call", "for i = 1, size, 1000 do redis.call('HSET', s.key, unpack(pairs_, i, min(i + 999, size))) end", "redis.call('HSET', s.key, unpack(pairs_))"),
+    ("a lowered quota owes what is leased", "return law.windowed and top or max(top, 0)", "return top"),
     ("digits are lost", "string.format('%.0f:%.0f:%.0f", "string.format('%.14g:%.14g:%.14g"),
 ]  # fmt: skip
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headgate.hybrid.lease import CERTAIN, FORGOTTEN, MARGIN, MILLISECOND, SECOND, TTL, Lease
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
 from headgate.rule import Rule
+from tests.hybrid.exact import check_ledger
 
 STYLE = STYLES["high"]
 TRIP = MILLISECOND
@@ -277,3 +280,181 @@ def test_a_new_law_keeps_what_is_left() -> None:
     pair.law = law_of(Rule("50/minute"))
     reply = pair.trip(needs=((1, 1),), demand=0.0)
     assert reply.before // pair.law.cost == 10
+
+
+def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> None:
+    """Leases of the old quota may be many times the new one: nothing is free until they end, and then it goes on."""
+    pair = leased("100000/hour", 1_000_000.0)
+    old, held = pair.law, pair.held
+    new = law_of(Rule("100/hour"))
+    assert held > 1000
+    newcomer = Ask("sync", "new", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 10, 0, 10_000, 6_000_000)
+
+    def ask(seq: int, ack: int) -> Reply:
+        reply = pair.ledger.sync(pair.now // 1000, new, STYLE, newcomer._replace(seq=seq, ack=ack))
+        check_ledger(pair.ledger)
+        return reply
+
+    refused = ask(1, 0)
+    assert refused.before < new.cost and refused.lease == 0
+    pair.now += 2 * SECOND
+    assert ask(2, 1).before < new.cost, "what is leased leaves no room"
+    pair.now += TTL
+    first = ask(3, 2)  # the old lease is burned
+    assert first.others == 0 and first.free >= 0
+    pair.now += 37 * SECOND
+    assert ask(4, 3).before >= new.cost, "a permit comes in 36 s"
+    assert old != new
+
+
+def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
+    pair = leased("100000/hour", 1_000_000.0)
+    held = pair.held
+    pair.law = law_of(Rule("100/hour"))
+    pair.lease.balance = pair.lease.mark = held * pair.law.cost
+    pair.trip("release")
+    check_ledger(pair.ledger)
+    assert held > 1000 and pair.free == 100
+
+
+def test_a_reset_beside_old_leases_owes_nothing() -> None:
+    pair = leased("100000/hour", 1_000_000.0)
+    new = law_of(Rule("100/hour"))
+    reset = Ask("reset", "new", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
+    reply = pair.ledger.sync(pair.now // 1000, new, STYLE, reset)
+    check_ledger(pair.ledger)
+    assert reply.free == 0 and reply.others > 100
+
+
+def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
+    """Whether a report that got no answer was charged is not known: only what was granted since is owed for sure."""
+    pair = Pair("100/hour")
+    pair.lease.debt = 5
+    lost = pair.report(demand=0.0)
+    pair.ask(lost)
+    pair.lease.lose(pair.now, lost)
+    pair.lease.debt += 2
+    pair.lease.forgive()
+    pair.lease.debt += 3
+    pair.trip(demand=0.0)
+    assert pair.free + pair.held == 100 - 5 - 3 and pair.lease.debt == 0
+
+
+def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
+    pair = Pair("100/hour")
+    pair.lease.debt = 5
+    ask = pair.report(demand=0.0)
+    pair.lease.forgive()
+    pair.accept(ask, pair.ask(ask))
+    assert pair.lease.debt == 0
+    pair.lease.debt = 3
+    pair.lease.forgive()
+    assert pair.lease.debt == 0
+
+
+def other(pair: Pair, seq: int, **more: Any) -> Reply:
+    """What somebody else is told."""
+    ask = Ask("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
+    reply = pair.ask(ask)
+    check_ledger(pair.ledger)
+    return reply
+
+
+def test_no_more_is_leased_in_all_than_the_style_says() -> None:
+    pair = leased("1000/hour", 1_000_000.0)
+    there = other(pair, 1, want=900, demand=10**9).lease
+    assert pair.held > STYLE.leased // 2 and there + pair.held <= STYLE.leased
+
+
+def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_free() -> None:
+    pair = Pair("1000/hour")
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(demand=9_900.0)
+    pair.style = STYLE
+    assert pair.free == 1000 and pair.held == 0
+    assert 38 <= other(pair, 1, want=900, demand=100_000).lease <= 42, "about a hundredth of the demand"
+
+
+def test_a_spare_is_for_when_there_is_plenty() -> None:
+    pair = Pair("100/hour")
+    assert other(pair, 1, want=1, spare=1).lease == 1
+    pair = Pair("100/hour")
+    pair.trip(needs=((50, 1),), demand=0.0)
+    assert other(pair, 1, want=1, spare=1).lease == 0, "half of it is spent"
+    pair = Pair("10/hour")
+    pair.trip(demand=0.0)
+    assert other(pair, 1, want=1, spare=1).lease == 0, "a tenth for each of two is too much"
+
+
+def test_a_clock_that_steps_back_leaves_leases_as_long_as_they_were() -> None:
+    pair = leased()
+    left = next(iter(pair.ledger.nodes.values())).exp - pair.now // 1000
+    pair.now -= 500 * SECOND
+    other(pair, 1)
+    assert pair.ledger.nodes["me"].exp - pair.now // 1000 == left
+    assert pair.ledger.exp - pair.now // 1000 <= left
+    pair.now += left * 1000
+    other(pair, 2)
+    assert "me" not in pair.ledger.nodes, "it ran out when it would have"
+
+
+def test_who_reports_rarely_holds_its_lease_for_longer() -> None:
+    pair = leased()
+    pair.lease.pause = 10 * SECOND
+    assert pair.report(demand=100.0).ttl == 30_000_000
+    assert pair.lease.ttl == 30 * SECOND
+
+
+def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
+    """What is leased when a window ends counts as used in the next, and would be in the way of who comes then."""
+    pair = Pair("100/10s", "sliding_window_counter")
+    pair.now = 1_700_000_001 * SECOND
+    assert pair.report(demand=100.0).want > 0
+    pair.lease.flight = 0
+    pair.lease.told(pair.now, pair.now + 5 * SECOND)
+    ask = pair.report(demand=100.0)
+    assert ask.want == 0 and ask.spare == 0
+
+
+def test_the_first_promise_counts_and_the_latest() -> None:
+    lease = Lease("k", 0, 0)
+    for until in (50, 30, 40):
+        lease.told(10, until)
+    assert (lease.promise, lease.latest) == (30, 40)
+    lease.told(35, 60)
+    assert (lease.promise, lease.latest) == (60, 60), "the first is over"
+
+
+def test_who_gives_back_does_not_refuse() -> None:
+    pair = leased()
+    pair.lease.deny_until = pair.now + SECOND
+    pair.report(demand=0.0)
+    assert pair.held <= 1 and pair.lease.deny_until == 0, "there is something to have there"
+
+
+def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
+    pair = Pair("1/second burst 10")
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(needs=((6, 1),), demand=0.0)
+    pair.style = STYLE
+    assert other(pair, 1, want=2, demand=10**6).lease > 0
+    pair.style = STYLE._replace(leased=0)
+    pair.trip(needs=((1, 5),), demand=0.0)
+    assert pair.lease.deny_until == 0
+
+
+def test_what_was_refused_is_worth_a_report() -> None:
+    """Demand that was refused is demand."""
+    lease = Lease("k", 0, 0)
+    assert not lease.worth()
+    lease.denied = 1
+    assert lease.worth()
+
+
+def test_nothing_is_leased_where_trips_take_longer_than_the_bucket_lasts() -> None:
+    pair = Pair("1000/second burst 10")
+    pair.lease.demand = 900.0
+    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0
+    pair = Pair("1000/second burst 1000")
+    pair.lease.demand = 900.0
+    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want > 0

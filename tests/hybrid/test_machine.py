@@ -10,8 +10,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from headgate.hybrid.protocol import STYLES
-from tests.hybrid.fleet import QUOTAS, STEPS, Fleet
+from headgate.hybrid.protocol import STYLES, law_of
+from headgate.rule import Rule
+from tests.hybrid.fleet import QUOTAS, STEPS, Fleet, Process
 
 RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
 WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))
@@ -115,6 +116,37 @@ def test_random_walks(kind: str) -> None:
             fleet.finish()
         except AssertionError as error:
             raise AssertionError(f"{kind}, seed {seed}") from error
+
+
+def test_a_quota_that_is_lowered() -> None:
+    """Old leases are spent, and beside those no more than the new quota: whatever is more of the two, and the rate."""
+    above = 0
+    for seed in range(WALKS // 4):
+        dice = random.Random(f"lowered {seed}")
+        fleet = Fleet("token_bucket", 0, dice.choice(sorted(STYLES)), [0, 0])
+        fleet.rule = Rule("200/second")
+        fleet.law = law_of(fleet.rule)
+        for _ in range(dice.randint(2, 6)):
+            fleet.trip(dice.randint(0, 1), 500)
+            fleet.advance(dice.choice([1_000, 20_000]))
+        old, leased, start = fleet.processes, fleet.ledger.out, fleet.true
+        fleet.rule = Rule(dice.choice(["10/second burst 5", "3/minute", "7/second burst 20"]))
+        fleet.law, law = law_of(fleet.rule), fleet.law
+        fleet.processes = [Process(f"new{i}", 0) for i in range(2)]
+        fleet.requests, fleet.answers, fleet.admitted = [], [], []
+        for _ in range(20):
+            walk(fleet, dice, 3)
+            for process in old:  # who has not heard of the new quota goes on with what it has
+                while process.now(fleet.true) < process.lease.expires and process.lease.balance >= law.cost:
+                    process.lease.balance -= law.cost
+                    fleet.admitted.append((fleet.true, 1))
+                    if dice.random() < 0.2:
+                        break
+        admitted = sum(permits for _, permits in fleet.admitted)
+        came_in = (fleet.true - start) * fleet.law.rate // fleet.law.cost + 1
+        assert admitted <= max(fleet.law.limit, leased) + came_in, f"seed {seed}"
+        above += leased > fleet.law.limit
+    assert above > WALKS // 10, "most had more out than the new quota has"
 
 
 def walk(fleet: Fleet, dice: random.Random, steps: int) -> None:

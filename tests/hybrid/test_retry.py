@@ -8,6 +8,7 @@ import pytest
 
 from headgate import HybridLimiter
 from headgate.testing import ManualClock
+from tests.hybrid.alone import Alone
 from tests.servers import Server
 
 START = 1_699_920_000.0
@@ -37,6 +38,55 @@ def test_who_waits_as_told_is_served(kind: str, redis_server: Server) -> None:
                 again = limiter.try_acquire("k", permits)
                 assert again, f"{permits} of {quota}: told {made[-1].retry_after}, and then {again.retry_after}"
     assert waits > 100
+
+
+MIXED = {
+    "token_bucket": ["5/second", "7/second burst 3", "10/3s", "20/second burst 4", "3/second burst 30", "1000/second"],
+    "fixed_window": ["5/second", "10/3s"],
+    "sliding_window_counter": ["5/second", "10/3s", "1000/second"],
+}
+
+
+@pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
+@pytest.mark.parametrize("kind", MIXED)
+def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, accuracy: str) -> None:
+    """On a clock of its own, with reports in between: permits of 1 to all, and several were told to come back."""
+    waits = 0
+    for number, quota in enumerate(MIXED[kind] * 3):
+        dice = random.Random(f"{kind} {accuracy} {number}")
+        alone = Alone(quota, kind, accuracy, 1_700_000_000 + dice.randrange(100))
+        capacity = alone.rule.capacity
+        permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
+        for _ in range(150):
+            alone.sleep(dice.choice([0, 0, permit * dice.random(), 3 * permit * dice.random(), 0.001]))
+            permits = dice.choice([1, 1, 1, min(2, capacity), min(3, capacity), capacity])
+            made = alone.take(permits)
+            if made or dice.random() < 0.4:
+                continue
+            assert made.reset_after >= made.retry_after > 0
+            waits += 1
+            alone.sleep(made.retry_after)
+            again = alone.take(permits)
+            assert again, f"{permits} of {quota}: told {made.retry_after}, and then {again.retry_after}"
+    assert waits > 50
+
+
+@pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
+@pytest.mark.parametrize("quota", ["3/second burst 30", "100/second", "1000/second"])
+def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(quota: str, accuracy: str) -> None:
+    """Nobody else can have what comes in: it is fetched when it is there, ten times a second at most."""
+    alone = Alone(quota, accuracy=accuracy)
+    permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
+    while alone.take():
+        pass
+    start, trips, admitted = alone.now, alone.trips, 0
+    while alone.now < start + 20_000_000_000:
+        made = alone.take()
+        admitted += made.allowed
+        assert made.retry_after <= max(permit, 0.1) + 0.03, "a permit or a tenth of a second, and a trip and two ticks"
+        alone.sleep(permit / 3)
+    assert alone.trips - trips <= 200
+    assert admitted >= 0.98 * 20 / permit - 1
 
 
 @pytest.mark.parametrize("kind", QUOTAS)

@@ -14,7 +14,7 @@ from math import ceil, sqrt
 from typing import Any, Final
 
 from headgate.algorithms.arithmetic import times
-from headgate.hybrid.protocol import OK, VOID, Ask, Law, Reply, Style, serve
+from headgate.hybrid.protocol import OK, VOID, Ask, Law, Reply, Style, serve, soonest
 
 MILLISECOND: Final = 1_000_000  # nanoseconds
 SECOND: Final = 1_000_000_000
@@ -28,6 +28,7 @@ MARGIN: Final = 5 * MILLISECOND  # a lease ends here before it ends there, and c
 QUICK: Final = SECOND // 20  # demand follows many calls with this time constant
 SLOW: Final = SECOND  # and few, or none, with this one
 FEW: Final = 4
+ALONE: Final = SECOND // 10  # a process that is alone at a key which is used up asks no more often of its own
 CERTAIN: Final = 2 * SECOND  # a refusal is repeated for so long without asking: somebody else may reset or refund
 
 
@@ -47,16 +48,20 @@ class Lease:
         "denied",
         "deny_from",
         "deny_until",
+        "doubt",
         "due",
         "ends",
         "expires",
         "flight",
+        "glance",
         "held",
         "home",
         "ill",
         "key",
         "later",
+        "latest",
         "lid",
+        "look",
         "low",
         "mark",
         "nodes",
@@ -64,7 +69,10 @@ class Lease:
         "pause",
         "previous",
         "promise",
+        "quiet",
         "refund",
+        "remember",
+        "report_at",
         "returned",
         "sent_at",
         "share",
@@ -86,7 +94,8 @@ class Lease:
         self.deny_from = 0  # asks of at least so many units are denied until then
         self.later = 0  # how much longer that is likely to go on
         self.there = 0  # units that Redis has when that is over, nobody else spending any
-        self.promise = 0  # when a caller who was refused was told to come back
+        self.promise = 0  # when a caller who was refused was told to come back: the first of them
+        self.latest = 0  # and the one who was refused last
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
@@ -97,6 +106,7 @@ class Lease:
         self.returned = 0
         self.refund = 0
         self.debt = 0
+        self.doubt = 0  # of the debt: told, and perhaps charged; no reply has come to say so
         self.sent_at = 0
         self.ttl = 0
         # demand, and what follows from it
@@ -108,7 +118,12 @@ class Lease:
         self.pause = 0
         self.others = 0
         self.nodes = 1
-        self.due = 0  # when to report next
+        self.due = 0  # when to report next, or to look whether anybody still asks
+        self.look = 0  # the same if it is for a look; 0: none
+        self.report_at = 0  # and when to report after looks
+        self.glance = 0  # units asked for since the last report, at the last look
+        self.quiet = IDLE  # who is not asked for so long is idle
+        self.remember = 0  # not forgotten before, if not 0: it was granted on trust, and has to be known for that
         self.slot = 0  # the tick at which the node looks at it
         self.ill = 0  # until then Redis is not asked about this key: it answered with an error
         self.share = 0  # during an outage: when this process's share of the bucket would be full, in units
@@ -129,7 +144,7 @@ class Lease:
         if now >= self.expires:
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
-        if law.kind == "counter" and self.promise > max(now, self.deny_until + self.later):
+        if law.kind == "counter" and max(self.promise, self.latest) > max(now, self.deny_until + self.later):
             want = spare = 0  # somebody comes for several: what is leased till then would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
@@ -141,6 +156,7 @@ class Lease:
         self.returned += give
         self.held = self.balance // law.cost
         self.flight = seq
+        self.doubt = max(self.doubt, self.debt)
         self.sent_at = now
         self.ttl = SPARE_TTL if spare else max(TTL, 3 * self.pause)
         self.low = -1
@@ -165,6 +181,7 @@ class Lease:
         self.lid = reply.lid
         self.refund -= ask.refund
         self.debt -= ask.debt
+        self.doubt = 0
         self.share = 0
         lost = self.held - (reply.out - reply.lease)
         if lost > 0:  # a failover lost a grant: what is not counted there must not be spent here
@@ -176,11 +193,13 @@ class Lease:
         self.mark += granted
         lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
         self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
-        self.ends = self.sent_at + reply.ends * 1000 if reply.ends else 0
+        self.ends = now + reply.ends * 1000 if reply.ends else 0  # at the latest: callers are told to come then
         self.beyond = max(reply.free, 0)
         self.others = reply.others
         self.current, self.previous = reply.current, reply.previous
         self.nodes = max(reply.nodes, 1)
+        if self.remember:
+            self.remember = now + self._empty(reply, law)
         if ask.op == "release":
             self.lid = self.expires = 0
         if ask.op != "sync":
@@ -198,15 +217,16 @@ class Lease:
 
     def count(self, now: int, law: Law, needs: tuple[tuple[int, int], ...]) -> None:
         """Learn from what was asked since the last time."""
-        asked = (self.mark - self.balance + self.denied) // law.cost
+        spent = self.mark - self.balance + self.denied
+        asked = spent // law.cost
+        if spent != self.glance or needs:
+            self.asked_at = now
         self.mark = self.balance
-        self.denied = 0
+        self.denied = self.glance = 0
         for many, permits in needs:
             asked += many * permits
         passed = float(max(now - self.counted_at, MILLISECOND))
         self.counted_at = now
-        if asked > 0:
-            self.asked_at = now
         seen = asked / passed * SECOND
         inertia = float(SLOW)
         if seen > self.demand:  # many calls are news; one or two may be chance
@@ -214,12 +234,39 @@ class Lease:
         inertia = min(inertia, float(max(now - self.born, QUICK)))  # what is young knows little
         self.demand += (seen - self.demand) * passed / (passed + inertia)
 
+    def ripe(self, now: int) -> bool:
+        """Whether it is time to report, now that it is `due`; if not, `due` is when to look again."""
+        if self.due != self.look or now >= self.report_at or self.debt or self.refund:
+            return True
+        asked = self.mark - self.balance + self.denied
+        if asked == self.glance:
+            return True  # nobody has asked since the last look: it goes back
+        self.glance = asked
+        self.asked_at = now
+        self.due = self.look = min(now + self.quiet, self.report_at)
+        return False
+
+    def forgive(self) -> None:
+        """Owe nothing any more, but for what may have been charged: that is told again, lest less be charged later."""
+        self.debt = self.doubt
+        self.share = 0
+
+    def _empty(self, reply: Reply, law: Law) -> int:
+        """Nanoseconds without a permit in Redis, if nothing is given back there."""
+        if reply.free >= law.cost:
+            return 0
+        if not law.period:
+            return times(-((reply.free - law.cost) // law.rate), 1000)
+        if law.kind == "fixed":
+            return reply.ends * 1000
+        return soonest(law, law.period - reply.ends, reply.current, reply.previous, 1) * 1000
+
     def _want(self, now: int, law: Law, style: Style, trip: int) -> tuple[int, int]:
         """Permits to hold, and whether they are a spare."""
         idle = now - self.asked_at
         if idle >= FORGOTTEN:
             return 0, 0
-        if idle >= IDLE or self.demand * max(self.pause, SECOND // 2) < SECOND:
+        if idle >= self.quiet or self.demand * max(self.pause, SECOND // 2) < SECOND:
             return 1, 1
         # what is out on leases turns over once in a trip and a pause: more than may be leased, and leases only delay
         rate = min(law.speed / 1000, self.demand * self.nodes)
@@ -233,6 +280,8 @@ class Lease:
         shortest = max(TICK, trip)
         pause = min(max(reply.pause * 1000, shortest), style.longest * 1000)
         pause = min(pause, 2 * self.pause) if self.pause else shortest  # slowly: nothing is known yet
+        if reply.wait > 0 and reply.nodes == 1:  # nobody else can have what comes in: it is fetched when it is there
+            pause = min(pause, max(reply.wait * 1000, ALONE, shortest))
         self.pause = pause
 
         self.deny_until = 0
@@ -250,18 +299,21 @@ class Lease:
                     self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
                 elif not law.period:  # nothing is fetched but by callers: long before it is full they may ask again
                     self.deny_until = min(self.due, now + max(reply.wait * 1000 * exact, law.room // law.rate * 250))
-            if law.kind == "fixed":
-                self.deny_until = min(self.deny_until, now + reply.ends * 1000)
-            if reply.nodes == 1 and self.promise > self.sent_at:
-                self.deny_until = min(self.deny_until, self.promise)  # nobody else can have taken what was promised
+            if law.period:  # another window is another matter
+                self.deny_until = min(self.deny_until, self.ends)
         else:
-            self._refuse_larger(reply, ask, law)
+            self._refuse_larger(now, reply, ask, law)
             if ask.want:
                 likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
                 self.low = 0 if ask.spare else times(ceil(likely + 2 * sqrt(likely)), law.cost)
             self.due = now + pause
-            if ask.spare or now - self.asked_at >= IDLE:
+            if ask.spare or now - self.asked_at >= self.quiet:
                 self.due = self.asked_at + FORGOTTEN
+        promise = self.promise if self.promise > self.sent_at else self.latest
+        early = self.deny_until - promise
+        if reply.nodes == 1 and promise > self.sent_at and early > 0:
+            self.deny_until = promise  # nobody else can have taken what was promised
+            self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
         self.later = max(self.deny_until - now - CERTAIN, 0)
         self.deny_until -= self.later
         if reply.wait > 0:
@@ -271,8 +323,21 @@ class Lease:
                 self.due = min(self.due, max(self.expires - self.ttl // 4, now + shortest))
             else:
                 self.due = min(self.due, self.ends)  # a window starts with nothing
+        self._look_out(now, law)
 
-    def _refuse_larger(self, reply: Reply, ask: Ask, law: Law) -> None:
+    def _look_out(self, now: int, law: Law) -> None:
+        """See to it that what is held goes back soon after the last call, however long the pause."""
+        self.glance = self.mark - self.balance + self.denied
+        if self.glance:
+            self.asked_at = now
+        # calls that are far between leave gaps: a few of those are no end
+        self.quiet = max(IDLE, min(int(FEW * SECOND / max(self.demand, 0.001)), self.pause))
+        self.look = 0
+        if self.balance > law.cost and now + self.quiet < self.due:
+            self.report_at = self.due
+            self.due = self.look = now + self.quiet
+
+    def _refuse_larger(self, now: int, reply: Reply, ask: Ask, law: Law) -> None:
         """Remember for how long a refused call of several permits cannot be granted, where that is certain."""
         if reply.others or law.period:
             return
@@ -284,10 +349,11 @@ class Lease:
             if missing > 0:
                 self.deny_from = least
                 self.there = least - self.balance
-                self.deny_until = self.sent_at + -(-missing // law.rate) * 1000
+                self.deny_until = now + -(-missing // law.rate) * 1000
 
     def told(self, now: int, until: int) -> None:
-        """A caller was refused at *now* and told to come back; of several the first counts."""
+        """A caller was refused at *now* and told to come back; of several the first counts, and then the latest."""
+        self.latest = until
         if self.promise <= now or until < self.promise:
             self.promise = until
 
@@ -297,4 +363,6 @@ class Lease:
 
     def idle(self, now: int) -> bool:
         """Whether nothing would be lost if it were forgotten."""
-        return not (self.flight or self.worth()) and now >= self.deny_until and now - self.asked_at >= IDLE
+        if self.flight or self.worth() or now < self.remember:
+            return False
+        return now >= self.deny_until and now - self.asked_at >= IDLE

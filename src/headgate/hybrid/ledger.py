@@ -3,7 +3,8 @@
 Rules, on which everything rests:
 
 1. Refill stops at the capacity *minus what is leased out*, as it was before the report at hand. So what is free and
-   what is leased is never more than the capacity, and no set of processes can spend more.
+   what is leased is never more than the capacity, and no set of processes can spend more. Where a quota was lowered
+   below what is leased, nothing is free until enough of that is spent, given back or burned.
 2. A lease that runs out is burned: its holder may have spent it all.
 3. A report carries a number that grows; an old one changes nothing. A lease whose reply was not received (`ack` says
    so) is taken back: the process drops replies to anything but its latest ask. What was decided for callers in it is
@@ -114,8 +115,10 @@ class Ledger:
             self.previous = 0
             if law.period:
                 loaded = law.room - self.current * law.cost
-            ceiling, free = law.room, law.room - self.out * law.cost
-        top = ceiling - self.out * law.cost
+            ceiling, free = law.room, self._top(law, law.room)
+        top = self._top(law, ceiling)
+        if not law.period:
+            free = min(free, top)  # more may have come back than the bucket holds by now: leases of a larger quota
         free = max(free, min(free + ask.refund * law.cost, top))
         debt = max(ask.debt - record.debt, 0)  # some may have been charged by an ask whose reply was lost
         if debt:
@@ -167,8 +170,7 @@ class Ledger:
             self.law, self.at, self.born, self.free = law, time, time, law.room
             self.window = time // law.period if law.period else 0
         elif self.law != law:
-            free = max(self.free // self.law.cost * law.cost, -law.room)
-            self.free = min(free, law.room - self.out * law.cost)
+            self.free = max(self.free // self.law.cost * law.cost, -law.room)
             self.window = self.at // law.period if law.period else 0
             self.law = law
         back = self.at - time
@@ -185,7 +187,7 @@ class Ledger:
         law = self.law
         assert law
         if law.kind == "bucket":
-            return min(self.free + (now - self.at) * law.rate, law.room - self.out * law.cost), law.room
+            return min(self.free + (now - self.at) * law.rate, self._top(law, law.room)), law.room
         window = now // law.period
         if window > self.window:
             self.previous = self.current if window == self.window + 1 else 0
@@ -194,6 +196,11 @@ class Ledger:
         if law.kind == "counter":
             ceiling -= self.previous * (law.cost - now % law.period // law.step)
         return ceiling - self.current * law.cost, ceiling
+
+    def _top(self, law: Law, ceiling: int) -> int:
+        """Units that may be free beside what is leased. Leases of a larger quota may be more than all: then none."""
+        top = ceiling - self.out * law.cost
+        return top if law.period else max(top, 0)
 
     def _save(self, now: int, loaded: int, free: int) -> None:
         law = self.law

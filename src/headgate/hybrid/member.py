@@ -120,12 +120,12 @@ class Member:
         if law.period:
             wait = max(wait, self._room_in(reply, permits, lease.balance // law.cost))
             lease.told(now, now + wait * 1000)
-            return answer(False, table.units, spare, table.over(lease, now), wait)
+            return answer(False, table.units, spare, max(table.over(lease, now), wait), wait)
         missing = max(price - total, wait * law.rate)
         if permits > 1 and price > law.room - reply.others * law.cost:
             missing = max(missing, RECALL * law.rate)  # no refill is enough: others have to give back first
         lease.told(now, now + -(-missing // law.rate) * 1000)
-        return answer(False, table.units, spare, law.room - spare, missing)
+        return answer(False, table.units, spare, max(law.room - spare, missing), missing)
 
     def _room_in(self, reply: Reply, permits: int, own: int) -> int:
         """Microseconds until a window has room for *permits*, if nobody spends any or gives any back."""
@@ -137,14 +137,15 @@ class Member:
     def standing(self, lease: Lease, reply: Reply, permits: int, now: int) -> Decision:
         """The answer to a peek, from a look at the ledger."""
         table, law = self.table, self.law
-        spare = max(reply.free + (lease.balance if now < lease.expires else 0), 0)
+        there = reply.free + (lease.balance if now < lease.expires else 0)
+        spare = max(there, 0)
         ends = reply.ends + (law.period if law.kind == "counter" else 0)
         price = permits * law.cost
         after = spare - price
         if after >= 0:
             return answer(True, table.units, after, ends if law.period else law.room - after, 0)
-        wait = self._room_in(reply, permits, reply.out) if law.period else -after
-        return answer(False, table.units, spare, ends if law.period else law.room - spare, wait)
+        wait = self._room_in(reply, permits, reply.out) if law.period else price - there
+        return answer(False, table.units, spare, max(ends if law.period else law.room - spare, wait), wait)
 
 
 class Errand(NamedTuple):

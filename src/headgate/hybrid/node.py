@@ -82,11 +82,12 @@ class Node:
         with self.lock:
             self._join(member)
             lease = member.enter(key, now)
-            if waiter.op == "take":
-                member.remote += waiter.permits
+            taken = waiter.permits if waiter.op == "take" else 0
             if self.down is None and now >= lease.ill:
+                member.remote += taken
                 self.waiting.setdefault(lease, []).append(waiter)
                 return False
+            member.outage.asked += taken
             if self.down is not None:
                 lease.due = min(lease.due, self.retry_at)
                 self.schedule(lease)
@@ -161,6 +162,7 @@ class Node:
             self._join(member)
             lease = member.enter(key, now)
             lease.debt += permits
+            lease.remember = now
             member.spent += permits
             lease.due = now
             self.schedule(lease)
@@ -378,10 +380,12 @@ class Node:
                     else:
                         lease.due = now + SECOND  # not from `retry_at`, which may be long ago
                         self.schedule(lease)
+                elif not lease.ripe(now):
+                    self.schedule(lease)
                 elif lease.idle(now) and lease not in self.waiting:
                     del table.leases[lease.key]
                 elif not lease.worth():
-                    lease.due = max(lease.deny_until, lease.asked_at + IDLE, now + TICK)
+                    lease.due = max(lease.deny_until, lease.asked_at + IDLE, lease.remember, now + TICK)
                     self.schedule(lease)
                 elif len(picked) < few:
                     picked[lease] = "sync"
@@ -435,7 +439,7 @@ class Node:
                 self._tell(waiter, errand.member.standing(lease, reply, waiter.permits, now))
             return
         if lease.accept(now, reply, ask, member.law, member.style, self.trip):
-            self.seen = max(reply.nodes, self.seen - (self.seen - reply.nodes) // 16)
+            self.seen = max(reply.nodes, self.seen + (reply.nodes - self.seen) // 16)
             self._serve(errand, reply, now)
         elif reply.status == VOID:
             member.voided += 1
@@ -499,7 +503,7 @@ class Node:
     def _policy(self, lease: Lease, waiter: Waiter, now: int, error: Exception | None = None) -> None:
         outage: Outage = lease.home.outage
         if waiter.op == "reset":
-            lease.debt = lease.share = 0
+            lease.forgive()
         before, outage.down = outage.down, error or outage.down or self.last_error
         try:
             waiter.result = (outage.take if waiter.op == "take" else outage.peek)(lease, waiter.permits, now)

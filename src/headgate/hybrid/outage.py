@@ -31,6 +31,7 @@ class Outage:
         self.capacity = quota.capacity
         self.permit = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds that one takes to come in
         self.answers = 0
+        self.asked = 0  # permits, by those who were answered at once
         self.down: Exception | None = None
         self.alone = True  # Redis has never answered
 

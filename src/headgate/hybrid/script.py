@@ -87,13 +87,17 @@ local function everybody(s, node)
   return all
 end
 
+local function top_of(s, law, ceiling)
+  local top = ceiling - s.out * law.cost
+  return law.windowed and top or max(top, 0)
+end
+
 local function open(s, law, node)
   if not s.law then
     s.at, s.born, s.free = time, time, law.room
     s.window = law.windowed and floor(time / law.period) or 0
   elseif s.law ~= law.text then
-    local free = max(floor(s.free / law_of(s.law).cost) * law.cost, -law.room)
-    s.free = min(free, law.room - s.out * law.cost)
+    s.free = max(floor(s.free / law_of(s.law).cost) * law.cost, -law.room)
     s.window = law.windowed and floor(s.at / law.period) or 0
   end
   s.law = law.text
@@ -112,7 +116,7 @@ end
 
 local function load(s, law, now)
   if not law.windowed then
-    return min(s.free + (now - s.at) * law.rate, law.room - s.out * law.cost), law.room
+    return min(s.free + (now - s.at) * law.rate, top_of(s, law, law.room)), law.room
   end
   local window = floor(now / law.period)
   if window > s.window then
@@ -145,7 +149,7 @@ local function save(s, law, now, loaded, free)
   end
   if s.lost > 0 then set('lost', 1) end
   for name, record in pairs(s.changed) do set('n:' .. name, record_text(record)) end
-  redis.call('HSET', s.key, unpack(pairs_))
+  for i = 1, size, 1000 do redis.call('HSET', s.key, unpack(pairs_, i, min(i + 999, size))) end
   for name in pairs(s.gone) do redis.call('HDEL', s.key, 'n:' .. name) end
   redis.call('EXPIRE', s.key, ceil((full_in + LONGEST_LEASE) / 1000000))
 end
@@ -265,9 +269,10 @@ local function sync(key, law, style, node, ask)
   if ask.op == 'reset' then
     s.previous = 0
     if law.windowed then loaded = law.room - s.current * law.cost end
-    ceiling, free = law.room, law.room - s.out * law.cost
+    ceiling, free = law.room, top_of(s, law, law.room)
   end
-  local top = ceiling - s.out * law.cost
+  local top = top_of(s, law, ceiling)
+  if not law.windowed then free = min(free, top) end
   free = max(free, min(free + ask.refund * law.cost, top))
   local debt = max(ask.debt - record.debt, 0)
   if debt > 0 then free = min(free, max(free - debt * law.cost, -law.room)) end

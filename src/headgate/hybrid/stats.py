@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from headgate.hybrid.lease import Lease
 from headgate.hybrid.member import Member
+from headgate.hybrid.node import Node
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Permits, since the limiter was made; `keys`, `held` and `unreported` as of now."""
 
-    local: int  # asked for and decided without waiting
+    local: int  # asked for and answered without waiting: from a lease, or by the policy while Redis is away
     remote: int  # asked for by callers who had to wait for Redis
-    degraded: int  # calls that the policy answered
+    degraded: int  # calls that the policy answered, whether they waited or not
     syncs: int  # reports, one for each key
     trips: int  # round trips that carried them, those of other limiters on the same store included
     failures: int  # trips that failed
@@ -34,13 +36,24 @@ class Stats:
         return self.local / total if total else 1.0
 
 
+def _without_waiting(member: Member) -> int:
+    """Permits that were asked for here and answered at once, as far as they are not with the leases yet."""
+    return member.spent + member.denied + member.outage.asked + member.table.refunded // member.law.cost
+
+
+def _leaving(nodes: Iterable[Node]) -> list[tuple[tuple[Member, str], Lease]]:
+    """Leases in no table any more, of which Redis has not been told yet."""
+    return [item for node in nodes for item in list(node.leaving.items())]
+
+
 def stats_of(members: Sequence[Member]) -> Stats:
     """The figures of *members*, added up."""
     nodes = {member.node for member in members}
     leases = [(lease, member.law.cost) for member in members for lease in list(member.table.leases.values())]
-    fresh = sum((lease.mark - lease.balance + lease.denied) // cost for lease, cost in leases)
+    gone = [(lease, member.law.cost) for (member, _), lease in _leaving(nodes) if member in members]
+    fresh = sum((lease.mark - lease.balance + lease.denied) // cost for lease, cost in leases + gone)
     return Stats(
-        local=sum(member.spent + member.denied for member in members) + fresh,
+        local=sum(_without_waiting(member) for member in members) + fresh,
         remote=sum(member.remote for member in members),
         degraded=sum(member.outage.answers for member in members),
         syncs=sum(member.syncs for member in members),

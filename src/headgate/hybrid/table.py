@@ -54,6 +54,7 @@ class Table:
         self.remote = remote
         self.outage = outage
         self.leases: dict[Any, Lease] = {}
+        self.refunded = 0  # units that were put back here: they were asked for all the same
         self.renew(lock)
 
     def renew(self, lock: Any) -> None:
@@ -88,6 +89,7 @@ class Table:
                 lease.denied += cost
                 return self.deny(lease, now, cost)
             if self.outage.down is not None:
+                self.outage.asked += cost // self.cost
                 return self.outage.take(lease, cost // self.cost, now)
         except KeyError:
             check_key(key)
@@ -132,6 +134,7 @@ class Table:
             cost = times(permits, self.cost)
             here = max(min(cost, lease.mark - lease.balance), 0) if self.read_clock() < lease.expires else 0
             lease.balance += here
+            self.refunded += here
             lease.deny_until = 0
             # no more than makes it full now: by the time that Redis is told, some of it may be spent
             missing = self.room - lease.balance - lease.beyond - times(lease.others + lease.refund, self.cost)
@@ -157,8 +160,8 @@ class Table:
             if short > 0:
                 wait += short
                 until += times(-(-short // self.rate), 1000)
-        elif self.counter and cost > self.cost:
-            left = (lease.ends - now) // 1000
+        elif self.counter and (cost > self.cost or lease.others == 0):
+            left = -((now - lease.ends) // 1000)
             if left > 0:
                 law: Law = lease.home.law
                 own = here // self.cost
@@ -170,7 +173,7 @@ class Table:
         denial = Denial()
         denial._units = self.units
         denial._spare = spare
-        denial._reset = self.reset(lease, now, spare)
+        denial._reset = max(self.reset(lease, now, spare), wait)
         denial._retry = wait
         return denial
 
@@ -179,7 +182,7 @@ class Table:
 
     def over(self, lease: Lease, now: int) -> int:
         """Microseconds until a window counts no more."""
-        left = (lease.ends - now) // 1000
+        left = -((now - lease.ends) // 1000)
         if left < 0:
             left = 0
         return left + self.period if self.counter else left

@@ -1,0 +1,81 @@
+"""What a process may do with a lease on its own, and what it may not: the small print."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from headgate.decision import Units
+from headgate.hybrid.lease import SECOND, Lease
+from headgate.hybrid.outage import Outage
+from headgate.hybrid.protocol import law_of
+from headgate.hybrid.table import Table
+from headgate.rule import Rule
+
+RULE = Rule("100/hour")
+LAW = law_of(RULE)
+NOW = 1000 * SECOND
+
+
+def table_with(balance: int, expires: int = NOW + SECOND) -> tuple[Table, Lease]:
+    """A table of one key, whose lease had ten permits."""
+    units: Units = RULE.algorithm
+    outage = Outage("deny", "x", RULE.quotas[0])
+    table = Table(units, 0, False, threading.RLock(), deque(), lambda: NOW, lambda *_: None, outage)
+    lease = Lease("k", 0, NOW)
+    lease.balance, lease.mark, lease.expires = balance * LAW.cost, 10 * LAW.cost, expires
+    lease.beyond = 40 * LAW.cost
+    table.leases["k"] = lease
+    return table, lease
+
+
+def test_who_waits_is_not_served_from_a_lease_that_ran_out() -> None:
+    table, lease = table_with(5, expires=NOW)
+    assert not table.take(lease, LAW.cost, NOW)
+    table, lease = table_with(5)
+    assert table.take(lease, LAW.cost, NOW) and lease.balance == 4 * LAW.cost
+
+
+def test_nothing_is_put_back_into_a_lease_that_ran_out() -> None:
+    table, lease = table_with(5, expires=NOW)
+    assert not table.refund("k", 2)
+    assert lease.balance == 5 * LAW.cost and lease.refund == 2
+
+
+def test_what_was_spent_here_is_put_back_here() -> None:
+    table, lease = table_with(5)
+    assert table.refund("k", 2)
+    assert lease.balance == 7 * LAW.cost and lease.refund == 0
+
+
+def test_no_more_is_told_of_a_refund_than_makes_the_bucket_full() -> None:
+    table, lease = table_with(10)
+    lease.others = 20
+    table.refund("k", 100)
+    assert lease.refund == 100 - 10 - 40 - 20
+    table.refund("k", 100)
+    assert lease.refund == 30
+
+
+def test_to_look_without_taking_anything_is_not_an_answer_about_an_empty_lease() -> None:
+    table, _ = table_with(0)
+    assert table.peek("k", 0) is None
+    table, _ = table_with(1)
+    assert table.peek("k", 0)
+
+
+def test_a_refund_ends_a_refusal() -> None:
+    table, lease = table_with(0)
+    lease.mark = 0  # what was spent has been reported: it goes back there, and not here
+    lease.deny_until, lease.deny_from = NOW + SECOND, LAW.cost
+    assert table.try_acquire("k") is not None
+    table.refund("k", 1)
+    assert table.try_acquire("k") is None, "Redis is asked"
+
+
+def test_a_refusal_never_says_that_it_is_full_before_it_can_be_asked_again() -> None:
+    table, lease = table_with(0)
+    lease.beyond, lease.there, lease.deny_from = 0, LAW.cost, LAW.cost
+    lease.deny_until, lease.later = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity
+    made = table.try_acquire("k")
+    assert made.reset_after >= made.retry_after > 5000
