@@ -135,15 +135,15 @@ def test_refund(redis_server: Server) -> None:
 
 
 def test_a_refund_just_before_the_end(redis_server: Server) -> None:
-    with HybridLimiter(SLOW, store=redis_server.url) as limiter:
+    with HybridLimiter(SLOW, store=redis_server.patient_url) as limiter:
         assert limiter.try_acquire("k", 30)
-    limiter = HybridLimiter(SLOW, store=redis_server.url)
+    limiter = HybridLimiter(SLOW, store=redis_server.patient_url)
     node = limiter._gate.node
     with node.lock:  # nobody drives
         limiter.refund("k", 10)
         node.dismiss(limiter._gate.member)
     limiter.close()
-    with HybridLimiter(SLOW, store=redis_server.url) as other:
+    with HybridLimiter(SLOW, store=redis_server.patient_url) as other:
         assert other.peek("k", 0).remaining == 80
 
 

@@ -244,6 +244,9 @@ class ThreadSynchroniser(Synchroniser):
             link = self.store._loops.pop(loop, None)
             if link:
                 await link.aclose()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            if others:  # a probe that was ended closes its own connections, and a second blow would keep it from that
+                await asyncio.wait(others, timeout=5)
 
     def _leave(self) -> bool:
         """End, unless somebody has come meanwhile: who comes sets `wake` first and looks for a thread then."""
