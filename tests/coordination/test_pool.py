@@ -575,6 +575,99 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
         holder.communicate()
 
 
+def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when it is taken for dead."""
+    pool, errands = Pool(name, store=url), []
+    monkeypatch.setattr(pool._plans.site, "insist", lambda step, until: errands.append(step.op))
+    for timeout, left in [(0.01, ["settle"]), (0, [])]:
+        with pytest.raises(PoolExhausted):
+            pool.acquire(timeout=timeout)
+        assert errands == left, "who may not wait does not stand there"
+        errands.clear()
+
+
+def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=600)
+        pool.add("a")
+        leased = pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        assert leased.release(), "in time, for all we know"
+        assert not leased.release()
+        proxy.swallow_requests = False
+        assert Pool(name, store=redis_server.patient_url).acquire(timeout=LONG).member == "a"
+        pool.close()
+
+
+async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = AsyncPool(name, store=f"{proxy.url}?timeout=1", lease=600)
+        await pool.add("a")
+        leased = await pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        task = asyncio.create_task(leased.release())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        proxy.swallow_requests = False
+        assert (await AsyncPool(name, store=redis_server.patient_url).acquire(timeout=LONG)).member == "a"
+        await pool.aclose()
+
+
+def test_a_parents_lease_is_not_its_childs(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    leased._lease.process += 1
+    assert not leased.release()
+    assert pool.status().leased == 1
+
+
+def test_a_lease_ends_here_before_it_ends_there(url: str, name: str, clock: ManualClock) -> None:
+    """Two clocks do not run alike; one clock does."""
+    pool = Pool(name, store=url, lease=20, clock=clock)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    clock.advance(18.9)
+    assert not leased.lost
+    clock.advance(0.2)
+    assert leased.lost == (url != "memory://")
+    clock.advance(1)
+    assert leased.lost
+
+
+def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, name: str) -> None:
+    """Whoever takes the first of two that came free at once, by time, tells whoever is first then."""
+    client, clock = redis_server.client(), ManualClock()
+    pool = Pool(name, store=RedisStore(redis_server.url, timeout=10, clock=clock))
+    pool.add("a", "b")
+    use(pool, cooldown=1)
+    use(pool, cooldown=1)
+    for who in ("first", "second"):
+        assert pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0] == 0
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(f"pool:{{{name}}}")
+        heard.get_message(timeout=LONG)
+        clock.advance(1)
+        assert pool._plans.site.step("acquire", "first", *pool._plans.rules, 1)[0] == 1
+        wait_until(lambda: heard.get_message(timeout=0.1), "it is told")
+        assert pool._plans.site.step("acquire", "second", *pool._plans.rules, 1)[0] == 1
+        assert heard.get_message(timeout=0.2) is None, "nobody waits"
+    pool.close()
+
+
+def test_pools_that_are_empty_are_swept(name: str, clock: ManualClock) -> None:
+    empty, pool = Pool(name, clock=clock), Pool(f"{name}'", clock=clock)
+    pool.add("a")
+    empty.status()
+    states = empty._plans.site.place._states  # type: ignore[attr-defined]  # that of memory has them
+    assert ("pool", name) in states
+    for _ in range(1024):
+        pool.status()
+    assert ("pool", name) not in states and ("pool", f"{name}'") in states
+
+
 def test_redis_is_down(name: str) -> None:
     pool = Pool(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     with pytest.raises(StoreUnavailable):
