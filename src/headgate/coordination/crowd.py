@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 from headgate.clock import MICROSECONDS
@@ -48,8 +49,7 @@ class Crowd:
         self._timer: Timer | None = None
         self._sleeps = False
         self._begun = site.clock.now()  # when everybody was to be spoken for last
-        self._round = False  # under way
-        self._took = 0  # microseconds, the last one
+        self._took = 0  # microseconds
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def join(self, standing: Standing) -> None:
@@ -58,10 +58,7 @@ class Crowd:
             self._next.append(standing)
             if self._timer is None or self._sleeps:
                 self._later(SOON)
-            try:
-                self._loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass
+            self._loop = _running() or self._loop
 
     def leave(self, standing: Standing) -> bool:
         """Whether nobody is left."""
@@ -77,37 +74,44 @@ class Crowd:
         self._timer, self._sleeps = self._site.place.timers.later(seconds, self._speak), sleeps
 
     def _speak(self) -> None:
-        """Say for some that they are there, and tell those who are not in line any more."""
-        now = self._site.clock.now()
+        """Say for those whose turn it is that they are there, and tell those who are not in line any more."""
         every = round(min(BEAT, self._site.place.poll * BEAT) * MICROSECONDS)  # sooner where there are no messages
+        wait = RETRY
         with self._lock:
-            if not self._next and now >= self._begun + every:
-                self._next.extend(self._all.values())
-                self._begun, self._round = now, True
-            some = [self._next.popleft() for _ in range(min(BATCH, len(self._next)))]
-            some = [each for each in some if each.waiter in self._all and each.turn.runs()]
-            alive = round(ALIVE * MICROSECONDS) + self._took
+            self._sleeps = False
+            now = self._site.clock.now()
+            everybody = now >= self._begun + every
+            if everybody:
+                self._next, self._begun = deque(self._all.values()), now
         try:
-            states = self._ask(some, alive) if some else []
+            while some := self._some():
+                for each, state in zip(some, self._ask(some), strict=True):
+                    if state != "waiting":
+                        each.state = state
+                        each.turn.wake()
+            took = self._site.clock.now() - now
+            if everybody:  # where that takes long, the next word may be late
+                self._took = min(took, round(ALIVE * MICROSECONDS))
+            wait = max((self._begun + every - now - took) / MICROSECONDS, SOON)
         except StoreUnavailable:
             with self._lock:
-                self._next.extendleft(reversed(some))
+                self._next.extendleft(some)
+        finally:
+            with self._lock:
                 if self._all:
-                    self._later(RETRY)
-            return
-        for each, state in zip(some, states, strict=True):
-            if state != "waiting":
-                each.state = state
-                each.turn.wake()
-        with self._lock:
-            now = self._site.clock.now()
-            if self._round and not self._next:  # where that takes long, the next word may be late
-                self._round, self._took = False, min(now - self._begun, round(ALIVE * MICROSECONDS))
-            if self._all:
-                wait = 0 if self._next else max(self._begun + every - now, 0)
-                self._later(wait / MICROSECONDS, sleeps=wait > SOON * MICROSECONDS)
+                    self._later(wait, sleeps=wait > RETRY)
 
-    def _ask(self, some: list[Standing], alive: int) -> Reply:
+    def _some(self) -> list[Standing]:
+        with self._lock:
+            some: list[Standing] = []
+            while self._next and len(some) < BATCH:
+                each = self._next.popleft()
+                if each.waiter in self._all and each.turn.runs():
+                    some.append(each)
+            return some
+
+    def _ask(self, some: list[Standing]) -> Reply:
+        alive = round(ALIVE * MICROSECONDS) + self._took
         step = Step("beat", ("", "", alive, 0, alive, "", *(part for each in some for part in (each.id, each.waiter))))
         site = self._site
         try:
@@ -118,14 +122,21 @@ class Crowd:
 
     def _ask_in_loop(self, step: Step) -> Reply:
         site, loop = self._site, self._loop
-        if loop is None or not loop.is_running():
-            raise StoreUnavailable("the event loop has ended")
+        if loop is None or not loop.is_running() or loop is _running():
+            raise StoreUnavailable("the event loop has ended, or would have to wait for itself")
         asked = asyncio.run_coroutine_threadsafe(site.place.astep(site.machine, site.name, step), loop)
         try:
             return asked.result(ALIVE)
-        except TimeoutError:
+        except (TimeoutError, CancelledError) as error:
             asked.cancel()
-            raise StoreUnavailable("the event loop stands still") from None
+            raise StoreUnavailable("the event loop stands still, or ends") from error
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 _CROWDS: dict[tuple[Place, str], Crowd] = {}
