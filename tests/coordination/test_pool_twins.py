@@ -127,5 +127,12 @@ def test_a_log_of_many_chunks(redis_server: Server) -> None:
         twins.clock.advance(0.01 if number % 3 else 0.3)
     client = redis_server.client()
     assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
+    for number in range(700, 1100):  # without a quota, and at one moment
+        rules = (*TIMES, "1,0,1,1" if number == 700 else "")
+        if rules[2]:
+            twins.step("add", "", *rules, "a")
+        assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1
+        twins.step("settle", f"{number}", *rules, "success", 0, 0, OPEN_END if number % 50 else 1)
+    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
     assert max(map(len, client.hvals("pool:{twins}:log"))) <= 64 * 16
     twins.close()

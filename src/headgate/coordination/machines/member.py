@@ -5,8 +5,8 @@ writes a later one. A quota counts a use until its window is over after the use 
 does, the other side never sees more within a window. A member's breaker is part of its record, with the same three
 states as `CircuitBreaker`.
 
-The times of its uses are kept apart from the record, in chunks, so that one more costs the same with any quota; each
-is at least the one before. They are kept for as long as any quota that the pool ever had may count them.
+The times of its uses are kept apart from the record, in chunks, so that one more costs the same with any quota. They
+are kept for as long as any quota that the pool ever had may count them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CLOSED, OPEN, HALF_OPEN = 0, 1, 2
 # A record: used (leases), failed and succeeded in a row, breaker, its number of changes, cool and open until, retired,
 # uses (that were ever noted), kept (the number of the oldest chunk of them that is).
 #
-# The scripts of a pool have these; *current* are its rules, *before* those it had, *log* the key of its uses. A chunk
-# is a field of it: times of 16 digits, one after the other. A chunk that is lost reads as long ago. Field '' has the
+# The scripts of a pool have these; *current* are its rules, *log* is the key of its uses. A chunk is a field of it:
+# times of 16 digits, in the order in which they were noted. A chunk that is lost reads as long ago. Field '' has the
 # largest limit and the longest window that any quota ever had.
 LUA = f"""
 local function parse(text)
   local numbers = {{}}
-  for number in string.gmatch(text or '', '%d+') do table.insert(numbers, tonumber(number)) end
+  for number in string.gmatch(text, '%d+') do table.insert(numbers, tonumber(number)) end
   return numbers
 end
 
@@ -37,11 +37,9 @@ local numbers = parse(current)
 local slots, failures, open_for, successes = unpack(numbers)
 local quotas = {{}}
 local most, longest = unpack(parse(redis.call('HGET', log, '') or '0,0'))
-for _, rule in ipairs({{numbers, parse(before)}}) do
-  for i = 5, #rule, 2 do
-    if rule == numbers then table.insert(quotas, {{rule[i], rule[i + 1]}}) end
-    most, longest = math.max(most, rule[i]), math.max(longest, rule[i + 1])
-  end
+for i = 5, #numbers, 2 do
+  table.insert(quotas, {{numbers[i], numbers[i + 1]}})
+  most, longest = math.max(most, numbers[i]), math.max(longest, numbers[i + 1])
 end
 local NEVER = 9007199254740992
 
@@ -57,6 +55,13 @@ local function used_at(member, use)
   return tonumber(string.sub(times or '', offset + 1, offset + 16)) or 0
 end
 
+local function is_over(times)
+  for time in string.gmatch(times, string.rep('%d', 16)) do
+    if time + longest + {APART} > now then return false end
+  end
+  return true
+end
+
 local function keep_log()
   redis.call('HSET', log, '', whole(most) .. ',' .. whole(longest))
   redis.call('PEXPIRE', log, math.ceil((longest + {APART}) / 1000))
@@ -64,15 +69,17 @@ end
 
 local function note(member, record, at)
   if longest == 0 then return end
-  if record.uses > 0 then at = math.max(at, used_at(member, record.uses)) end
   local field, offset = chunk(member, math.floor(record.uses / {CHUNK})), record.uses % {CHUNK} * 16
   local times = string.sub((redis.call('HGET', log, field) or '') .. string.rep('0', offset), 1, offset)
   redis.call('HSET', log, field, times .. string.format('%016.0f', at))
   record.uses = record.uses + 1
-  local full = (record.kept + 1) * {CHUNK}
-  if record.uses > full and (record.uses - full >= most or used_at(member, full) + longest + {APART} <= now) then
-    redis.call('HDEL', log, chunk(member, record.kept))
-    record.kept = record.kept + 1
+  local newer = record.uses - (record.kept + 1) * {CHUNK}
+  if newer > 0 then
+    local oldest = redis.call('HGET', log, chunk(member, record.kept)) or ''
+    if newer >= most or is_over(oldest) then
+      redis.call('HDEL', log, chunk(member, record.kept))
+      record.kept = record.kept + 1
+    end
   end
   keep_log()
 end
@@ -138,9 +145,9 @@ class Record:
     def note(self, at: int, most: int, longest: int, now: int) -> None:
         if longest == 0:
             return
-        self.log.append(max(at, self.log[-1]) if self.log else at)
-        over = len(self.log) - CHUNK
-        if over > 0 and (over >= most or self.log[CHUNK - 1] + longest + APART <= now):
+        self.log.append(at)
+        newer = len(self.log) - CHUNK
+        if newer > 0 and (newer >= most or max(self.log[:CHUNK]) + longest + APART <= now):
             del self.log[:CHUNK]
 
     def ready_time(self, now: int, rules: Rules) -> tuple[int | None, str]:
