@@ -143,9 +143,9 @@ class Leased:
 
     @property
     def unanswered(self) -> bool:
-        """Set it while a request is on its way, which the other side may count later than we give up on it.
+        """Set it when a request is on its way, which the other side may count later than we give up on it.
 
-        A use that ends so counts from the end of its lease, and not from now.
+        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
         """
         return self._lease.unanswered
 
@@ -156,6 +156,7 @@ class Leased:
     def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = learned(learn, response)
+        self._lease.unanswered = False
         return verdict
 
     def excuse(self) -> None:
@@ -199,9 +200,9 @@ class AsyncLeased:
 
     @property
     def unanswered(self) -> bool:
-        """Set it while a request is on its way, which the other side may count later than we give up on it.
+        """Set it when a request is on its way, which the other side may count later than we give up on it.
 
-        A use that ends so counts from the end of its lease, and not from now.
+        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
         """
         return self._lease.unanswered
 
@@ -212,6 +213,7 @@ class AsyncLeased:
     def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
         self._lease.feedback = verdict = learned(learn, response)
+        self._lease.unanswered = False
         return verdict
 
     def excuse(self) -> None:

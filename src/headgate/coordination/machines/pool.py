@@ -72,7 +72,7 @@ local function settle(lease_id, holder, outcome, cooldown, retire, used)
   local record = load(member)
   if not record then return end
   record.used = record.used - 1
-  if used > 0 then note(member, record, used == {OPEN_END} and math.max(now, lease_end) or now) end
+  if used > 0 then note(member, record, used == {OPEN_END} and math.max(now, lease_end or 0) or now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
   judge(record, tonumber(number), outcome)
