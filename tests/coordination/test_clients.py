@@ -422,6 +422,19 @@ def test_a_request_that_timed_out_counts_for_longer(sender: Sender, site: Site, 
     assert (other.status().members["a"].ready_in or 0) < 2
 
 
+async def test_a_request_that_was_cancelled_counts_for_longer(site: Site, name: str) -> None:
+    pool, hangs = AsyncPool(name, quota="1/second"), threading.Event()
+    await pool.add("a")
+    site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
+    async with httpx.AsyncClient(transport=AsyncPoolTransport(pool, BEARER), timeout=20) as client:
+        task = asyncio.create_task(client.get(site.url))
+        await asyncio.to_thread(wait_until, lambda: site.seen, "it is on its way")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    hangs.set()
+    assert 15 < ((await pool.status()).members["a"].ready_in or 0) < 31
+
+
 def test_secrets_are_in_no_answer_and_in_no_error(sender: Sender, site: Site, name: str) -> None:
     Pool(name).add("alice")
     site.answer = lambda token: (200, {}) if token == "s3cret" else (500, {})
