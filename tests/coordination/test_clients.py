@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.clients.retries import Origins, Retries, header
 from headgate.coordination import AsyncPool, Pool
-from headgate.coordination.feedback import Feedback
+from headgate.coordination.feedback import Feedback, of_response
 from headgate.errors import PoolExhausted
 from tests.faults.clusters import wait_until
 from tests.servers import free_port
@@ -300,6 +301,212 @@ async def test_a_client_that_is_cancelled_keeps_no_connection(site: Site, name: 
         await asyncio.gather(task, return_exceptions=True)
         await pool.add("b")
         assert (await client.get(site.url)).status_code == 200
+
+
+Sender = Callable[..., Callable[..., Any]]
+
+
+@pytest.fixture
+def sender(client: str) -> Iterator[Sender]:
+    """Makes functions that send requests with a pool through one connection."""
+    closes: list[Callable[[], object]] = []
+    limits = httpx.Limits(max_connections=1)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait_for(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    def make(pool: str, authorize: Any = BEARER, **options: Any) -> Callable[..., Any]:
+        if client == "requests":
+            session = requests.Session()
+            session.mount("http://", PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options))
+            closes.append(session.close)
+            return lambda method, url, timeout=20.0: session.request(method, url, timeout=timeout)
+        if client == "httpx":
+            transport = PoolTransport(Pool(pool), authorize, transport=httpx.HTTPTransport(limits=limits), **options)
+            plain = httpx.Client(transport=transport)
+            closes.append(plain.close)
+            return lambda method, url, timeout=20.0: plain.request(method, url, timeout=timeout)
+        inner = httpx.AsyncHTTPTransport(limits=limits)
+        tasks = httpx.AsyncClient(transport=AsyncPoolTransport(AsyncPool(pool), authorize, transport=inner, **options))
+        closes.append(lambda: wait_for(tasks.aclose()))
+        return lambda method, url, timeout=20.0: wait_for(tasks.request(method, url, timeout=timeout))
+
+    yield make
+    for close in closes:
+        close()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What *call* returns; an error if it hangs."""
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert done, f"not within {seconds} s"
+    return done[0]
+
+
+def test_an_answer_that_nobody_gets_is_closed(sender: Sender, site: Site, name: str) -> None:
+    """One that is retried, and one that could not be learned from."""
+    Pool(name).add("a", "b", "c")
+    said: Iterator[Answer] = iter([(429, {}), (200, {}), (200, {}), (200, {})])
+    site.answer = lambda token: next(said)
+    mad = [False]
+
+    def learn(response: Any) -> Any:
+        return "mad" if mad[0] else of_response(response)
+
+    send = sender(name, learn=learn)
+    assert within(30, lambda: send("GET", site.url).status_code) == 200
+    mad[0] = True
+    with pytest.raises(TypeError, match="learn must return a Feedback"):
+        send("GET", site.url)
+    mad[0] = False
+    assert within(30, lambda: send("GET", site.url).status_code) == 200
+    assert Pool(name).status().leased == 0
+
+
+def test_strangers_cannot_take_members_away(sender: Sender, site: Site, name: str) -> None:
+    """Where members are for all servers, no server can retire one or keep it from the others for long."""
+    pool = Pool(name)
+    pool.add("agent-1", "agent-2")
+    said: Iterator[Answer] = iter(
+        [(401, {}), (200, {"Retry-After": "99999999"}), (429, {"Retry-After": "99999999"}), (200, {})]
+    )
+    site.answer = lambda token: next(said)
+    send = sender(name, header("User-Agent"), origins="*")
+    assert send("GET", site.url).status_code == 401, "it is about the page"
+    assert (pool.status().ready, pool.status().retired) == (2, 0)
+    assert send("GET", site.url).status_code == 200
+    assert pool.status().ready == 2
+    assert send("GET", site.url).status_code == 200, "with the other"
+    assert 0 < max(member.ready_in or 0.0 for member in pool.status().members.values()) <= 60
+
+
+def test_what_to_learn_can_be_said(sender: Sender, site: Site, name: str) -> None:
+    pool = Pool(name)
+    pool.add("a", "b")
+    site.answer = lambda token: (418, {})
+    send = sender(name, learn=lambda response: Feedback("", 0.0, response.status_code == 418))
+    assert send("GET", site.url).status_code == 418
+    assert pool.status().retired == 2, "what retires goes to another"
+    pool.restore("a", "b")
+    site.answer = lambda token: (401, {})
+    assert sender(name, origins="*", learn=of_response)("GET", site.url).status_code == 401
+    assert pool.status().retired == 2, "it was asked for"
+
+
+def test_a_request_that_timed_out_counts_for_longer(sender: Sender, site: Site, name: str) -> None:
+    """The server may count it when it comes to it; one that was never sent nobody can count."""
+    pool = Pool(name, quota="1/second", failures=2)
+    pool.add("a")
+    hangs = threading.Event()
+    site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
+    send = sender(name, retries=Retries(attempts=1))
+    with pytest.raises((httpx.ReadTimeout, requests.ReadTimeout)):
+        send("GET", site.url, 0.3)
+    hangs.set()
+    member = pool.status().members["a"]
+    assert (member.failures, member.state) == (1, "limited")
+    assert 15 < (member.ready_in or 0) < 31, "its lease, and then the window"
+    other = Pool(f"{name}'", quota="1/second")
+    other.add("a")
+    with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
+        sender(f"{name}'", retries=Retries(attempts=1))("GET", f"http://127.0.0.1:{free_port()}/")
+    assert (other.status().members["a"].ready_in or 0) < 2
+
+
+async def test_a_request_that_was_cancelled_counts_for_longer(site: Site, name: str) -> None:
+    pool, hangs = AsyncPool(name, quota="1/second"), threading.Event()
+    await pool.add("a")
+    site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
+    async with httpx.AsyncClient(transport=AsyncPoolTransport(pool, BEARER), timeout=20) as client:
+        task = asyncio.create_task(client.get(site.url))
+        await asyncio.to_thread(wait_until, lambda: site.seen, "it is on its way")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    hangs.set()
+    assert 15 < ((await pool.status()).members["a"].ready_in or 0) < 31
+
+
+def test_secrets_are_in_no_answer_and_in_no_error(sender: Sender, site: Site, name: str) -> None:
+    Pool(name).add("alice")
+    site.answer = lambda token: (200, {}) if token == "s3cret" else (500, {})
+    authorize = header("Authorization", "Bearer {}", {"alice": "s3cret"})
+    send = sender(name, authorize, origins="*", retries=Retries(attempts=1))
+    response = send("GET", site.url)
+    assert response.status_code == 200
+    assert "s3cret" not in str(response.request.headers)
+    hangs = threading.Event()
+    site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
+    for url, timeout in [(f"http://127.0.0.1:{free_port()}/", 5.0), (site.url, 0.2)]:
+        with pytest.raises((httpx.TransportError, requests.RequestException)) as caught:
+            send("GET", url, timeout)
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert "s3cret" not in repr(error) + str(getattr(getattr(error, "_request", None), "headers", ""))
+            assert "s3cret" not in str(getattr(getattr(error, "request", None), "headers", ""))
+            error = error.__cause__ or error.__context__
+    hangs.set()
+
+
+def test_connections_of_ours_are_not_the_members_fault(site: Site, name: str) -> None:
+    """Nothing was sent when there was none to be had in time."""
+    pool = Pool(name, slots=2, failures=1)
+    pool.add("a")
+    inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
+    with httpx.Client(transport=PoolTransport(pool, BEARER, transport=inner), timeout=20) as client:
+        with client.stream("GET", site.url), pytest.raises(httpx.PoolTimeout):
+            client.get(site.url, timeout=httpx.Timeout(20, pool=0.05))
+        assert (pool.status().open, len(site.seen)) == (0, 1)
+
+
+def test_failures_are_repeated_later_each_time(
+    client: str, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(retries, "DICE", SimpleNamespace(uniform=lambda low, high: high))
+    Pool(name).add("a", "b")
+    site.answer = lambda token: (500, {})
+    assert ask(client, name, site.url, most=Retries(attempts=3)).status_code == 500
+    first, second, third = (when for when, *_ in site.seen)
+    assert second - first >= 0.2 and third - second >= 0.4
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.5)
+    pauses = [Retries(attempts=20).pause("GET", 500, Feedback("failure"), number, 99.0) for number in range(1, 10)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: header("Authorization", "Bearer {token}"), ValueError, "Bearer {}"),
+    (lambda: header("Authorization", "Bearer"), ValueError, "Bearer {}"),
+    (lambda: header("Authorization", "{} {}"), ValueError, "Bearer {}"),
+    (lambda: header("Authorization", "{"), ValueError, "Bearer {}"),
+    (lambda: header("Authorization", None), ValueError, "Bearer {}"),  # type: ignore[arg-type]  # that is the point
+    (lambda: header(""), ValueError, "Authorization"),
+    (lambda: header("X", secrets="s3cret"), TypeError, "secrets"),  # type: ignore[arg-type]  # as above
+    (lambda: header("X", secrets={})(httpx.Request("GET", "http://x"), "bob"), LookupError, "'bob'.*no secret"),
+    (lambda: PoolTransport(AsyncPool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
+    (lambda: AsyncPoolTransport(Pool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolAdapter(AsyncPool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolTransport(Pool("x"), "Authorization"), TypeError, "header"),  # type: ignore[arg-type]  # as above
+    (lambda: AsyncPoolTransport(AsyncPool("x"), None), TypeError, "header"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolAdapter(Pool("x"), 5), TypeError, "header"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolAdapter(Pool("x"), BEARER, learn=401), TypeError, "learn"),  # type: ignore[arg-type]  # as above
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), BAD, ids=range(len(BAD)))
+def test_bad_arguments(make: Callable[[], object], error: type[Exception], words: str) -> None:
+    """Said before the first request, wherever that can be."""
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "s3cret" not in str(caught.value)
 
 
 def test_secrets_stay_here(site: Site, name: str) -> None:

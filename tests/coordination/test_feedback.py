@@ -1,10 +1,11 @@
 """What an HTTP answer says, in every way in which servers say it."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from headgate.coordination.feedback import LONGEST, TOO_MANY, Feedback, feedback
+from headgate.coordination.feedback import LONGEST, TOO_MANY, Feedback, feedback, of_response, of_stranger
 
 DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 IN_A_MINUTE = "Sun, 06 Nov 1994 08:50:37 GMT"
@@ -29,6 +30,13 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
     (429, {"Retry-After": IN_A_MINUTE, "Date": DATE}, "", 60, False),
     (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", 0, False),
     (429, {"Retry-After": "0"}, "", 0, False),
+    (429, {"Retry-After": "Sun, 06 Nov 1994 08:49:37 +9999999999999999999999"}, "", TOO_MANY, False),
+    (200, {"Retry-After": "99999999"}, "success", 0, False),
+    (404, {"Retry-After": "60"}, "success", 0, False),
+    (401, {"Retry-After": "60"}, "", 0, True),
+    (302, {"Retry-After": "60"}, "success", 60, False),
+    (413, {"Retry-After": "60"}, "success", 60, False),
+    (200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999"}, "success", LONGEST, False),
     (503, {"Retry-After": "Sun Nov  6 08:50:37 1994", "Date": DATE}, "failure", 60, False),  # of no zone: UTC
     (200, {"RateLimit": "limit=10, remaining=0, reset=30"}, "success", 30, False),
     (200, {"RateLimit": "limit=10, remaining=1, reset=30"}, "success", 0, False),
@@ -63,6 +71,13 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
 @pytest.mark.parametrize(("status", "headers", "outcome", "cooldown", "retire"), ROWS, ids=repr)
 def test_rows(status: int, headers: dict[str, str], outcome: str, cooldown: float, retire: bool) -> None:
     assert feedback(status, headers) == Feedback(outcome, cooldown, retire)
+
+
+@pytest.mark.parametrize("status", [200, 401, 429, 503, 500, 302])
+def test_a_stranger_has_little_to_say(status: int) -> None:
+    headers = {"Retry-After": "99999999", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999"}
+    mine = of_response(SimpleNamespace(status=status, headers=headers))
+    assert of_stranger(SimpleNamespace(status=status, headers=headers)) == (mine.outcome, 60.0, False)
 
 
 def test_the_time_zone_of_this_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
         ("retire", "", *POOL_RULES, "b"),
         ("add", "", *POOL_RULES, "b"),
+        ("restore", "", *POOL_RULES, "b"),
         ("status", "", *POOL_RULES),
     ],
     "queue": [
@@ -101,6 +102,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("enqueue", "4", "d", 10 * SECOND, 3, 0),
         ("enqueue", "5", "a", 10 * SECOND, 3, 0),
         ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
+        ("beat", "", "", 10 * SECOND, 3, 2 * SECOND, "", "b", "", "c", "w", "nobody", "w"),
         ("dequeue", "6", "", 10 * SECOND, 3, 0),
         ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
         ("dequeue", "7", "", 10 * SECOND, 3, 0),

@@ -76,7 +76,9 @@ async def test_async(url: str, name: str) -> None:
     assert leased.member == "a"
     assert await leased.release(cooldown=60)
     assert not await leased.release()
-    await pool.retire("a", "b")
+    await pool.retire("a", "b", "c")
+    await pool.add("a")
+    await pool.restore("c")
     status = await pool.status()
     assert (status.retired, status.ready) == (2, 0)
 
@@ -203,10 +205,13 @@ def test_retire(url: str, name: str, clock: ManualClock) -> None:
     held.release()
     with pytest.raises(PoolExhausted):
         pool.acquire(timeout=0)
-    pool.add("a")
-    pool.add("a")
+    pool.add("a", "b")
+    assert pool.status().retired == 2, "a worker that starts must not bring back what was revoked"
+    pool.restore("a", "nobody")
+    pool.restore("a")
     assert pool.acquire(timeout=0).member == "a"
     assert pool.status().retired == 1
+    assert set(pool.status().members) == {"a", "b", "c"}
 
 
 def test_quota_is_exact(url: str, name: str, clock: ManualClock) -> None:
@@ -271,6 +276,98 @@ def test_the_usual_rules_can_be_given_too(url: str, name: str, clock: ManualCloc
     held = strict.acquire(timeout=0)
     assert strict.status().leased == 1, "one slot"
     held.release()
+
+
+def test_rules_count_though_somebody_without_any_was_first(url: str, name: str, clock: ManualClock) -> None:
+    plain = Pool(name, store=url, clock=clock)
+    plain.add("a")
+    worker = Pool(name, store=url, quota="2/10 minutes", lease=5, clock=clock)
+    assert [use(worker), worker.acquire(timeout=0).member] == ["a", "a"]
+    clock.advance(5)
+    assert plain.status().limited == 1, "also for one who gives none"
+    with pytest.raises(PoolExhausted):
+        worker.acquire(timeout=0)
+
+
+def test_a_change_of_rules_forgets_nothing(url: str, name: str, clock: ManualClock) -> None:
+    """A member that had its uses for these ten minutes has had them, whatever somebody else made of the rules."""
+    strict, loose = (Pool(name, store=url, clock=clock, **rules) for rules in ({"quota": "8/10 minutes"}, {"slots": 2}))
+    strict.add("a")
+    assert [use(strict) for _ in range(8)] == ["a"] * 8
+    loose.add("b")
+    assert [use(loose), use(loose)] == ["a", "b"]
+    strict.add("a")
+    assert strict.status().members["a"].state == "limited"
+    assert [use(strict) for _ in range(7)] == ["b"] * 7, "one of its uses was made meanwhile"
+    with pytest.raises(PoolExhausted):
+        strict.acquire(timeout=0)
+    clock.advance(600.002)
+    assert strict.status().ready == 2
+
+
+def test_a_request_that_we_gave_up_on_counts_until_its_lease_is_over(url: str, name: str, clock: ManualClock) -> None:
+    """Its server may come to it, and count it, when we have long counted it as over."""
+    pool = Pool(name, store=url, quota="1/10 seconds", lease=30, clock=clock)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    clock.advance(5)
+    leased.unanswered = True
+    leased.release(failed=True)
+    assert pool.status().members["a"].ready_in == pytest.approx(25 + 10, abs=0.01)
+    clock.advance(35.01)
+    leased = pool.acquire(timeout=0)
+    leased.unanswered = True
+    leased.observe(answer(200))
+    leased.release()
+    assert pool.status().members["a"].ready_in == pytest.approx(10, abs=0.01)
+
+
+def test_a_large_quota_costs_what_a_small_one_does(redis_server: Server, name: str, clock: ManualClock) -> None:
+    """No step reads or writes more than a record and a chunk or two of its uses."""
+    pool = Pool(name, store=RedisStore(redis_server.url, timeout=10, clock=clock), quota=["100000/day", "500/hour"])
+    pool.add("a")
+    for _ in range(500):
+        use(pool)
+    client, key = redis_server.client(), f"pool:{{{name}}}"
+    assert pool.status().limited == 1
+    assert client.strlen(f"{key}:rules") and client.execute_command("HSTRLEN", f"{key}:members", "a") < 200
+    assert max(map(len, client.hvals(f"{key}:log"))) == 64 * 16
+    assert 0 < client.pttl(f"{key}:log") <= 86_400_000 + 10
+
+
+KEYS = ["", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order", ":rules", ":log"]
+
+
+@pytest.mark.parametrize("lost", KEYS)
+def test_a_key_that_is_lost(lost: str, redis_server: Server, clock: ManualClock) -> None:
+    """Deleted, or evicted: the pool goes on with what the others say, whoever holds or waits for a member."""
+    rules: Any = {"lease": 30, "quota": "50/minute", "failures": 3}
+    pool = Pool("lost", store=RedisStore(redis_server.url, timeout=10, clock=clock), **rules)
+    pool.add("a", "b", "c", "d")
+    pool.retire("c")
+    assert use(pool, cooldown=20) == "a"
+    held = [pool.acquire(timeout=0), pool.acquire(timeout=0)]
+    for who in ("dead", "waits"):
+        assert pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0] == 0
+    redis_server.client().delete(f"pool:{{lost}}{lost}")
+    clock.advance(6 if lost != ":alive" else 0)
+    assert pool.status().leased == (0 if lost == ":holders" else 2), "who holds one holds it"
+    clock.advance(6)
+    assert pool.status().waiting == 0, "who died waits no longer"
+    for leased in held:
+        leased.release()
+    clock.advance(30)
+    assert sorted(use(pool) for _ in range(6)) == ["a", "a", "b", "b", "d", "d"]
+    status = pool.status()
+    assert (status.ready, status.leased, status.waiting, status.retired) == (3, 0, 0, 1)
+    pool.close()
+
+
+def test_a_refusal_is_not_silence(redis_server: Server, name: str) -> None:
+    redis_server.client().set(f"pool:{{{name}}}", "no sorted set")
+    pool = Pool(name, store=redis_server.patient_url)
+    with pytest.raises(StoreUnavailable, match=r"refused.*WRONGTYPE"):
+        pool.add("a")
 
 
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
@@ -481,6 +578,98 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
         holder.communicate()
 
 
+def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when it is taken for dead."""
+    pool, errands = Pool(name, store=url), []
+    monkeypatch.setattr(pool._plans.site, "insist", lambda step, until: errands.append(step.op))
+    for timeout, left in [(0.01, ["settle"]), (0, [])]:
+        with pytest.raises(PoolExhausted):
+            pool.acquire(timeout=timeout)
+        assert errands == left, "who may not wait does not stand there"
+        errands.clear()
+
+
+def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=600)
+        pool.add("a")
+        leased = pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        assert leased.release(), "in time, for all we know"
+        assert not leased.release()
+        proxy.swallow_requests = False
+        assert Pool(name, store=redis_server.patient_url).acquire(timeout=LONG).member == "a"
+        pool.close()
+
+
+async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        pool = AsyncPool(name, store=f"{proxy.url}?timeout=1", lease=600)
+        await pool.add("a")
+        leased = await pool.acquire(timeout=0)
+        proxy.swallow_requests = True
+        task = asyncio.create_task(leased.release())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        proxy.swallow_requests = False
+        assert (await AsyncPool(name, store=redis_server.patient_url).acquire(timeout=LONG)).member == "a"
+        await pool.aclose()
+
+
+def test_a_parents_lease_is_not_its_childs(url: str, name: str) -> None:
+    pool = Pool(name, store=url)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    leased._lease.process += 1
+    assert not leased.release()
+    assert pool.status().leased == 1
+
+
+def test_a_lease_ends_here_before_it_ends_there(url: str, name: str, clock: ManualClock) -> None:
+    """Two clocks do not run alike; one clock does."""
+    pool = Pool(name, store=url, lease=20, clock=clock)
+    pool.add("a")
+    leased = pool.acquire(timeout=0)
+    clock.advance(18.9)
+    assert not leased.lost
+    clock.advance(0.2)
+    assert leased.lost == (url != "memory://")
+    clock.advance(1)
+    assert leased.lost
+
+
+def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, name: str) -> None:
+    """Whoever takes the first of two that came free at once, by time, tells whoever is first then."""
+    client, clock = redis_server.client(), ManualClock()
+    pool = Pool(name, store=RedisStore(redis_server.url, timeout=10, clock=clock))
+    pool.add("a", "b")
+    use(pool, cooldown=1)
+    use(pool, cooldown=1)
+    for who in ("first", "second"):
+        assert pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0] == 0
+    with client.pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(f"pool:{{{name}}}")
+        heard.get_message(timeout=LONG)
+        clock.advance(1)
+        assert pool._plans.site.step("acquire", "first", *pool._plans.rules, 1)[0] == 1
+        wait_until(lambda: heard.get_message(timeout=0.1), "it is told")
+        assert pool._plans.site.step("acquire", "second", *pool._plans.rules, 1)[0] == 1
+        assert heard.get_message(timeout=0.2) is None, "nobody waits"
+    pool.close()
+
+
+def test_pools_that_are_empty_are_swept(name: str, clock: ManualClock) -> None:
+    empty, pool = Pool(name, clock=clock), Pool(f"{name}'", clock=clock)
+    pool.add("a")
+    empty.status()
+    states = empty._plans.site.place._states  # type: ignore[attr-defined]  # that of memory has them
+    for _ in range(1024):
+        pool.status()
+    assert ("pool", name) not in states and ("pool", f"{name}'") in states
+
+
 def test_redis_is_down(name: str) -> None:
     pool = Pool(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     with pytest.raises(StoreUnavailable):
@@ -508,8 +697,28 @@ def test_in_redis(redis_server: Server) -> None:
     assert redis_server.client().type("pool:{user-agents}") == "zset"
     assert redis_server.client().zrange("pool:{user-agents}", 0, -1) == ["ua-1", "ua-2"]
     with pool.acquire():
-        assert redis_server.client().zrange("pool:{user-agents}", 0, -1) == ["ua-2"]
+        assert redis_server.client().zrange("pool:{user-agents}", 0, -1, withscores=True)[1] == ("ua-1", 2**53)
     assert all(key.startswith("pool:{user-agents}") for key in redis_server.names())
+
+
+def test_what_is_left_of_who_waited(redis_server: Server) -> None:
+    """A pool that never had members leaves nothing for ever, and none that has leaves more than it needs."""
+    client = redis_server.client()
+    with pytest.raises(PoolExhausted):
+        Pool("empty", store=redis_server.patient_url, quota="5/minute").acquire(timeout=0.01)
+    wait_until(lambda: client.zcard("pool:{empty}:waiting") == 0, "it has left")
+    assert redis_server.names() and all(0 < client.pttl(key) <= 3_600_000 for key in redis_server.names())
+    pool = Pool("full", store=redis_server.patient_url, quota="5/minute")
+    pool.add("a")
+    with pool.acquire():
+        assert pool._plans.site.step("acquire", "waits", *pool._plans.rules, 1)[0] == 0
+        ends = {key: client.pttl(key) for key in redis_server.names() if key.startswith("pool:{full}")}
+        for part in (":waiting", ":alive", ":order"):
+            assert 0 < ends["pool:{full}" + part] <= 3_600_000, part
+    assert 0 < client.pttl("pool:{full}:done") <= 30_000
+    assert {key for key in redis_server.names() if client.pttl(key) < 0} == {
+        "pool:{full}" + part for part in ("", ":members", ":rules")
+    }
 
 
 NAMES = ["a b", "토큰", "{}", "a:b", "%", "0", "-1", "*", "'; return 1 --", "a\\b"]
@@ -526,6 +735,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": ""}, InvalidKey, "256"),
     ({"name": "x", "lease": 0}, ValueError, "lease"),
     ({"name": "x", "lease": "30"}, ValueError, "lease"),
+    ({"name": "x", "lease": 1e-9}, ValueError, "0.01"),
+    ({"name": "x", "quota": 80}, InvalidQuota, "80/10 minutes"),
+    ({"name": "x", "quota": ["80/m", 5]}, InvalidQuota, "80/10 minutes"),
     ({"name": "x", "slots": 0}, ValueError, "slots"),
     ({"name": "x", "slots": 1.0}, ValueError, "slots"),
     ({"name": "x", "failures": 0}, ValueError, "failures"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.coordination.machines.member import PLAIN as USUAL
-from headgate.coordination.machines.pool import MACHINE
+from headgate.coordination.machines.pool import MACHINE, OPEN_END
 from tests.coordination.twins import Twins
 from tests.servers import Server
 
@@ -32,10 +32,11 @@ ACTIONS = st.one_of(
         st.just(0),
         st.sampled_from([0, 1]),
     ),
-    st.tuples(st.just("settle"), IDS, OUTCOMES, st.just(0), st.sampled_from([0, 1]), st.just(1)),
+    st.tuples(st.just("settle"), IDS, OUTCOMES, st.just(0), st.sampled_from([0, 1]), st.sampled_from([1, OPEN_END])),
     st.tuples(st.just("renew"), IDS),
     st.tuples(st.just("add"), st.just(""), NAMES, NAMES),
     st.tuples(st.just("retire"), st.just(""), NAMES),
+    st.tuples(st.just("restore"), st.just(""), NAMES),
     st.tuples(st.just("status"), st.just("")),
     st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.0, 3.0, 5.0])),
 )
@@ -102,4 +103,36 @@ def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
                 twins.step("settle", id, *common, "failure" if turn == 2 else "success", turn * SECOND, 0, 1)
             twins.step("status", "", *common)
         twins.clock.advance(2 * number)
+    twins.close()
+
+
+def test_a_log_of_many_chunks(redis_server: Server) -> None:
+    """Quotas come and go over a log that fills chunk after chunk: both count the same, and never too many."""
+    twins = Twins(MACHINE, redis_server)
+    large, small = "1,0,1,1,150,60000000,20,1000000", "1,0,1,1,20,1000000"
+    uses: list[int] = []
+    for number in range(700):
+        rules = (*TIMES, {250: small, 300: "1,0,1,1", 320: large}.get(number, large if number == 0 else ""))
+        if rules[2]:
+            twins.step("add", "", *rules, "a")
+        granted, _, wait = twins.step("acquire", f"{number}", *rules, 0)
+        if granted == 0:
+            twins.clock.advance(wait / SECOND)
+            assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1, "it is what was said"
+        if number < 250 or number >= 320:
+            uses = [use for use in uses if use > twins.clock.now() - 60 * SECOND]
+            assert len(uses) < 150
+        uses.append(twins.clock.now())
+        twins.step("settle", f"{number}", *rules, "success", 0, 0, 1)
+        twins.clock.advance(0.01 if number % 3 else 0.3)
+    client = redis_server.client()
+    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
+    for number in range(700, 1100):  # without a quota, and at one moment
+        rules = (*TIMES, "1,0,1,1" if number == 700 else "")
+        if rules[2]:
+            twins.step("add", "", *rules, "a")
+        assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1
+        twins.step("settle", f"{number}", *rules, "success", 0, 0, OPEN_END if number % 50 else 1)
+    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
+    assert max(map(len, client.hvals("pool:{twins}:log"))) <= 64 * 16
     twins.close()

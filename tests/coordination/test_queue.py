@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis as AsyncRedis
 
-from headgate.coordination import AsyncWaitQueue, WaitQueue
+from headgate.coordination import AsyncWaitQueue, WaitQueue, crowd
 from headgate.coordination.errand import _UNDER_WAY
-from headgate.coordination.machine import Machine, Reply, Step
+from headgate.coordination.machine import Machine, Reply, Step, about
+from headgate.coordination.queue import JOINING
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
+from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
@@ -176,7 +179,7 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     cancelled = set(dice.sample([id for id in order if id.startswith("live")], 20))
     assert all(queue.cancel(id) for id in cancelled)
     wait_until(lambda: len(queue) == 30, "the dead are out", timeout=LONG)
-    assert time.monotonic() - killed < 5.0 + 8.0, "the window, and what a busy machine adds"
+    assert time.monotonic() - killed < JOINING + 8.0, "the window, and what a busy machine adds"
     expected = [id for id in order if id.startswith("live") and id not in cancelled]
     served = []
     while (id := queue.dequeue()) is not None:
@@ -186,8 +189,35 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
 
 
+async def test_10_000_tasks_stand_in_line(url: str, name: str, servers: dict[str, Server]) -> None:
+    """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
+    queue = AsyncWaitQueue(name, store=url, timeout=300.0)
+    assert await queue.size() == 0
+    server = next((server for server in servers.values() if str(server.port) in url), None)
+    before = len(server.client().client_list()) if server else 0
+    tasks = [asyncio.create_task(queue.wait(f"r{number}")) for number in range(10_000)]
+    async with asyncio.timeout(120):
+        while await queue.size() < 10_000:  # noqa: ASYNC110  # nobody tells when they stand in line
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(crowd.ALIVE + crowd.BEAT)
+    assert await queue.size() == 10_000
+    assert not any(task.done() for task in tasks)
+    if server:
+        assert len(server.client().client_list()) - before <= 8
+    served = [await queue.dequeue() for _ in range(20)]
+    assert len(set(served)) == 20
+    async with asyncio.timeout(60):
+        assert all(await asyncio.gather(*(tasks[int(id[1:])] for id in served if id)))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(120):
+        while await queue.size():  # noqa: ASYNC110  # nobody tells when they are out
+            await asyncio.sleep(0.1)
+
+
 async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
-    """For somebody to come, of whom only the first asks; or in line themselves, which each has to say now and then."""
+    """For somebody to come, of whom only the first asks; or in line themselves, for whom their process speaks."""
     queue = AsyncWaitQueue(name, store=redis_server.patient_url)
     assert await queue.size() == 0
     before = len(redis_server.client().client_list())
@@ -207,6 +237,153 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
     while any(errand._site is line._plans.site for errand in list(_UNDER_WAY)):  # noqa: ASYNC110  # nobody tells
         await asyncio.sleep(0.01)
     assert await line.size() == 0
+
+
+def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) -> None:
+    """One dequeue serves one, and who gives up takes nobody else out."""
+    queue, ended = WaitQueue(name, store=url), []
+
+    def stand(who: str, timeout: float) -> None:
+        ended.append((who, queue.wait("same", timeout=timeout)))
+
+    threads = [threading.Thread(target=stand, args=("first", 5 * LONG))]
+    threads[0].start()
+    wait_until(lambda: len(queue) == 1, "it stands in line")
+    queue.enqueue("later")
+    threads.append(threading.Thread(target=stand, args=("second", LONG)))
+    threads[1].start()
+    wait_until(lambda: ended == [("first", False)], "its place was taken over")
+    assert len(queue) == 2 and queue.position("same") == 0, "by the second, who keeps it"
+    assert queue.dequeue() == "same"
+    for thread in threads:
+        thread.join()
+    assert ended == [("first", False), ("second", True)]
+    assert queue.dequeue() == "later"
+
+
+def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: ManualClock) -> None:
+    queue = WaitQueue(name, store=url, clock=clock)
+    queue.enqueue("a", timeout=1)
+    queue._plans.site.step("enqueue", "call", "a", 60_000_000, 0, 90_000_000, "w")
+    clock.advance(59)
+    assert queue.position("a") == 0
+    queue._plans.site.step("cancel", "other", "a", 60_000_000, 0, 0, "v")
+    assert queue.position("a") == 0, "of whoever waits for it no longer"
+    clock.advance(1)
+    assert queue.position("a") is None
+
+
+async def test_one_that_nobody_tells_hears_of_it(
+    redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
+    monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
+    monkeypatch.setattr(crowd, "ALIVE", 3.0)
+    async with AsyncRedis.from_url(redis_server.url) as client:
+        queue = AsyncWaitQueue(name, store=RedisStore(client))
+        direct = WaitQueue(name, store=redis_server.patient_url)
+        task = asyncio.create_task(queue.wait("a", timeout=5 * LONG))
+        await asyncio.to_thread(wait_until, lambda: len(direct) == 1, "it stands in line")
+        await asyncio.sleep(4)  # longer than one who says nothing is taken for alive
+        assert await asyncio.to_thread(direct.dequeue) == "a"
+        async with asyncio.timeout(LONG):
+            assert await task
+
+
+def test_a_full_queue_cancels_nobody(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, errands = WaitQueue(name, store=url, max_length=1), []
+    monkeypatch.setattr(queue._plans.site, "insist", lambda *errand: errands.append(errand))
+    queue.enqueue("a")
+    with pytest.raises(QueueFull):
+        queue.wait("b")
+    assert not errands
+
+
+def test_who_waits_is_told_by_message(redis_server: Server, name: str) -> None:
+    queue, channel = WaitQueue(name, store=redis_server.patient_url), f"token_queue:{{{name}}}"
+    with redis_server.client().pubsub(ignore_subscribe_messages=True) as heard:
+        heard.subscribe(channel)
+        heard.get_message(timeout=LONG)
+        queue.enqueue("a")
+        queue.enqueue("b")
+        assert queue.cancel("a")
+        assert queue.dequeue() == "b"
+        told: list[str] = []
+
+        def hear() -> bool:
+            if message := heard.get_message(timeout=0.1):
+                told.append(message["data"])
+            return len(told) == 4
+
+        wait_until(hear, "all are heard")
+        assert told == ["", "", "a", "b"]
+
+
+def test_nothing_is_remembered_for_longer_than_a_minute(
+    url: str, name: str, clock: ManualClock, servers: dict[str, Server]
+) -> None:
+    """Neither answers nor who was served; and who comes again was not served."""
+    queue = WaitQueue(name, store=url, clock=clock)
+    site = queue._plans.site
+
+    def look() -> str:
+        return str(site.step("look", "", "a", 1, 0, 0)[0])
+
+    queue.enqueue("a", timeout=3)
+    assert queue.dequeue() == "a" and look() == "served"
+    queue.enqueue("a", timeout=3)
+    assert look() == "waiting"
+    clock.advance(3)
+    assert look() == "gone", "the second time its time was over"
+    queue.enqueue("a", timeout=3)
+    assert queue.dequeue() == "a" and look() == "served"
+    clock.advance(60.001)
+    assert look() == "gone"
+    if url == "memory://":
+        state = site.place._states.get(("token_queue", name))  # type: ignore[attr-defined]  # that of memory has them
+        assert state is None or not (state.answers or state.called or state.served or state.told or state.waiters)
+    else:
+        [server] = [server for server in servers.values() if str(server.port) in url]
+        assert [key for key in server.names() if name in key] == [f"token_queue:{{{name}}}:order"]
+
+
+def test_redis_comes_back_while_somebody_waits(node: Any, name: str) -> None:
+    """Neither the first word nor a later one needs an answer, as long as there is time."""
+    queue, served = WaitQueue(name, store=f"{node.url}?timeout=0.5"), []
+    assert len(queue) == 0
+    node.freeze()
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        queue.wait("a", timeout=1.0)
+    assert time.monotonic() - begun >= 0.99, "when the time is over"
+    thread = threading.Thread(target=lambda: served.append(queue.wait("b", timeout=5 * LONG)))
+    thread.start()
+    time.sleep(0.7)
+    node.thaw()
+    wait_until(lambda: _position(queue, "b") is not None, "it stands in line")
+    node.freeze()
+    queue._plans.site.place.line.wake(about(queue._plans.site.channel, "b"))  # as a message would
+    time.sleep(0.7)
+    assert thread.is_alive()
+    node.thaw()
+    wait_until(lambda: _dequeued(queue) == "b", "it is served")
+    thread.join(LONG)
+    assert served == [True]
+    queue.close()
+
+
+def _position(queue: WaitQueue, id: str) -> int | None:
+    try:
+        return queue.position(id)
+    except StoreUnavailable:
+        return None
+
+
+def _dequeued(queue: WaitQueue) -> str | None:
+    try:
+        return queue.dequeue()
+    except StoreUnavailable:
+        return None
 
 
 def test_redis_is_down(name: str) -> None:

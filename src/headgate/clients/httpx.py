@@ -21,13 +21,13 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, deliver, header
-from headgate.coordination.feedback import Feedback
+from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, checked, deliver, header
+from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.pool import AsyncPool, Pool
 from headgate.plan import arun, run
 
-__all__ = ["AsyncPoolTransport", "PoolTransport", "Retries", "header"]
+__all__ = ["AsyncPoolTransport", "Feedback", "PoolTransport", "Retries", "header", "of_response", "of_stranger"]
 
 
 def _repeatable(request: httpx.Request) -> bool:
@@ -44,6 +44,7 @@ def _copy(request: httpx.Request) -> httpx.Request:
 
 # No fault of the member's: nothing was sent.
 _OURS = (httpx.UnsupportedProtocol, httpx.LocalProtocolError, httpx.PoolTimeout)
+_UNSENT = (*_OURS, httpx.ConnectError, httpx.ConnectTimeout)
 
 
 class PoolTransport(httpx.BaseTransport):
@@ -55,6 +56,8 @@ class PoolTransport(httpx.BaseTransport):
     retries    how often and how long to try
     origins    URLs of the servers that members are for; if not given, that of the first request. Requests to others, to
                which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+    learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
+               given `of_response`, or `of_stranger` where members are for all servers
     """
 
     def __init__(
@@ -65,12 +68,16 @@ class PoolTransport(httpx.BaseTransport):
         transport: httpx.BaseTransport | None = None,
         retries: Retries | None = None,
         origins: str | Iterable[str] | None = None,
+        learn: Learn | None = None,
     ) -> None:
+        if not isinstance(pool, Pool):
+            raise TypeError(f"PoolTransport takes a Pool, got {type(pool).__name__}; AsyncPoolTransport an AsyncPool")
         self._pool = pool
         self._authorize = authorize
         self._inner = transport or httpx.HTTPTransport()
         self._retries = retries or Retries()
         self._origins = Origins(origins)
+        self._learn = checked(authorize, learn, self._origins)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if request.url not in self._origins:
@@ -93,14 +100,17 @@ class PoolTransport(httpx.BaseTransport):
                 leased.excuse()
                 mine = _copy(request)
                 self._authorize(mine, leased.member)
+                leased.unanswered = True
                 try:
                     response = self._inner.handle_request(mine)
-                except _OURS:
-                    raise
+                    leased.unanswered = False
                 except httpx.TransportError as error:
+                    leased.unanswered = not isinstance(error, _UNSENT)
+                    if isinstance(error, _OURS):
+                        raise
                     leased.release(failed=True)
                     return error, Feedback("failure")
-                verdict = leased.observe(response)
+                verdict = leased.observe(response, self._learn)
         except BaseException:
             if response is not None:
                 response.close()
@@ -122,12 +132,16 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
         transport: httpx.AsyncBaseTransport | None = None,
         retries: Retries | None = None,
         origins: str | Iterable[str] | None = None,
+        learn: Learn | None = None,
     ) -> None:
+        if not isinstance(pool, AsyncPool):
+            raise TypeError(f"AsyncPoolTransport takes an AsyncPool, got {type(pool).__name__}; PoolTransport a Pool")
         self._pool = pool
         self._authorize = authorize
         self._inner = transport or httpx.AsyncHTTPTransport()
         self._retries = retries or Retries()
         self._origins = Origins(origins)
+        self._learn = checked(authorize, learn, self._origins)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url not in self._origins:
@@ -150,14 +164,17 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
                 leased.excuse()
                 mine = _copy(request)
                 self._authorize(mine, leased.member)
+                leased.unanswered = True
                 try:
                     response = await self._inner.handle_async_request(mine)
-                except _OURS:
-                    raise
+                    leased.unanswered = False
                 except httpx.TransportError as error:
+                    leased.unanswered = not isinstance(error, _UNSENT)
+                    if isinstance(error, _OURS):
+                        raise
                     await leased.release(failed=True)
                     return error, Feedback("failure")
-                verdict = leased.observe(response)
+                verdict = leased.observe(response, self._learn)
         except BaseException:
             if response is not None:
                 await response.aclose()

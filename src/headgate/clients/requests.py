@@ -15,16 +15,25 @@ from typing import Any
 try:
     import requests
     from requests.adapters import HTTPAdapter
+    from urllib3.exceptions import NewConnectionError
 except ImportError as error:
     raise ImportError("headgate.clients.requests needs requests: pip install 'headgate[requests]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, deliver, header
-from headgate.coordination.feedback import Feedback
+from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, checked, deliver, header
+from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import Leased
 from headgate.coordination.pool import Pool
 from headgate.plan import run
 
-__all__ = ["PoolAdapter", "Retries", "header"]
+__all__ = ["Feedback", "PoolAdapter", "Retries", "header", "of_response", "of_stranger"]
+
+
+def _may_be_sent(error: requests.RequestException) -> bool:
+    """Whether the other side may have got the request, and count it when it comes to it."""
+    if isinstance(error, requests.ConnectTimeout):
+        return False
+    cause = getattr(error.args[0] if error.args else None, "reason", None)
+    return isinstance(error, requests.ConnectionError | requests.Timeout) and not isinstance(cause, NewConnectionError)
 
 
 class PoolAdapter(HTTPAdapter):
@@ -35,6 +44,8 @@ class PoolAdapter(HTTPAdapter):
     retries    how often and how long to try
     origins    URLs of the servers that members are for; if not given, that of the first request. Requests to others, to
                which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+    learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
+               given `of_response`, or `of_stranger` where members are for all servers
     options    of requests' own adapter (pool_connections, pool_maxsize, ...)
     """
 
@@ -45,13 +56,17 @@ class PoolAdapter(HTTPAdapter):
         *,
         retries: Retries | None = None,
         origins: str | Iterable[str] | None = None,
+        learn: Learn | None = None,
         **options: Any,
     ) -> None:
+        if not isinstance(pool, Pool):
+            raise TypeError(f"PoolAdapter takes a Pool, got {type(pool).__name__}")
         super().__init__(**options)
         self._members = pool
         self._authorize = authorize
         self._retries = retries or Retries()
         self._origins = Origins(origins)
+        self._learn = checked(authorize, learn, self._origins)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         if request.url not in self._origins:
@@ -77,13 +92,19 @@ class PoolAdapter(HTTPAdapter):
                 leased.excuse()
                 mine = request.copy()  # what follows a redirect takes over the headers of the request as it was
                 self._authorize(mine, leased.member)
+                leased.unanswered = True
                 try:
                     response = super().send(mine, *args, **kwargs)
-                except (requests.ConnectionError, requests.Timeout) as error:
+                    leased.unanswered = False
+                except requests.RequestException as error:
+                    error.request = request  # the copy has the secret, and errors are logged
+                    leased.unanswered = _may_be_sent(error)
+                    if not isinstance(error, requests.ConnectionError | requests.Timeout):
+                        raise
                     leased.release(failed=True)
                     return error, Feedback("failure")
                 response.request = request
-                verdict = leased.observe(response)
+                verdict = leased.observe(response, self._learn)
         except BaseException:
             if response is not None:
                 response.close()

@@ -1,9 +1,10 @@
 """When to send a request again, and not before when; the loop that all clients share, as a plan.
 
-A request that was refused (429, 401) was not carried out: it goes to another member, whatever its method. One that
-failed (5xx, 408, no answer) may have been carried out, so only methods that may be repeated are. Nothing is ever sent
-earlier than the other side asked: a member that was refused cools down in the pool, and a Retry-After of a failure is
-waited for. Where that takes longer than the time that is left, the answer is handed to the caller as it is.
+A request that was refused (429, or an answer that retires its member) was not carried out: it goes to another member,
+whatever its method. One that failed (5xx, 408, no answer) may have been carried out, so only methods that may be
+repeated are. Nothing is ever sent earlier than the other side asked: a member that was refused cools down in the pool,
+and a Retry-After of a failure is waited for. Where that takes longer than the time that is left, the answer is handed
+to the caller as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from headgate.coordination.arguments import count, seconds
-from headgate.coordination.feedback import Feedback
+from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.errors import PoolExhausted
 
 DICE = Random()
@@ -52,7 +53,7 @@ class Retries:
         """
         if number >= self.attempts:
             return None
-        if status in (401, 429):
+        if status == 429 or feedback.retire:
             return 0.0  # another member may go at once; this one the pool gives to nobody
         if status is not None and status < 500 and status != 408:
             return None
@@ -142,12 +143,12 @@ class Origins:
 
     def __init__(self, origins: str | Iterable[str] | None) -> None:
         self._lock = threading.Lock()
-        self._any = origins == "*"
+        self.any = origins == "*"
         listed = [origins] if isinstance(origins, str) else origins
-        self._allowed = None if listed is None or self._any else frozenset(_origin(each) for each in listed)
+        self._allowed = None if listed is None or self.any else frozenset(_origin(each) for each in listed)
 
     def __contains__(self, url: object) -> bool:
-        if self._any:
+        if self.any:
             return True
         origin = _origin(str(url))
         with self._lock:
@@ -163,13 +164,35 @@ def _origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
+def checked(authorize: Authorize, learn: Learn | None, origins: Origins) -> Learn:
+    """What to learn from answers: if nothing is given, no more than any server may say where members are for all."""
+    if not callable(authorize):
+        what = type(authorize).__name__
+        raise TypeError(f"authorize must be a function of request and member, such as header('X-Key'), got {what}")
+    if learn is not None and not callable(learn):
+        raise TypeError(f"learn must be a function of a response that returns a Feedback, got {learn!r:.80}")
+    return learn or (of_stranger if origins.any else of_response)
+
+
 def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
     """An *authorize* that writes the member, or its secret, into a header: ``header("Authorization", "Bearer {}")``.
 
     With *secrets* the pool holds only names; the secrets stay out of Redis.
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"name must be that of a header, such as 'Authorization', got {name!r:.80}")
+    try:
+        found = template.format("\0").count("\0") == 1
+    except (AttributeError, IndexError, KeyError, ValueError):  # no text, or a name or a number in it
+        found = False
+    if not found:
+        raise ValueError(f"template must have {{}} where the member goes, such as 'Bearer {{}}', got {template!r:.80}")
+    if secrets is not None and not isinstance(secrets, Mapping):
+        raise TypeError(f"secrets must be a mapping of members to their secrets, got {type(secrets).__name__}")
 
     def authorize(request: Any, member: str) -> None:
+        if secrets is not None and member not in secrets:
+            raise LookupError(f"the pool has the member {member!r}, for whom there is no secret")
         request.headers[name] = template.format(member if secrets is None else secrets[member])
 
     return authorize

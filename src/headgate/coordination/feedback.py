@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 TOO_MANY = 60.0  # seconds to leave a member alone that got a 429 which does not say how long
 LONGEST = 30 * 86_400.0  # seconds; who asks for more is taken for mad
+STRANGERS = 60.0  # seconds that a server may ask for to which a member means nothing
 
 _EPOCH = 1_000_000_000  # a reset beyond that is a date, not a number of seconds
 _EPOCH_MS = 100_000_000_000  # and beyond that one in milliseconds
@@ -28,14 +29,18 @@ class Feedback(NamedTuple):
     retire: bool = False
 
 
+Learn = Callable[[Any], Feedback]  # from a response
+
+
 def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
     """429 cools down and counts as neither; 401 retires; 408 and 5xx count as failures; the rest as successes.
 
-    Retry-After, and a rate limit that has nothing remaining until its reset, cool down whatever the status.
+    Retry-After cools down where it has a meaning: 3xx, 403 (as some APIs refuse), 408, 413, 429 and 5xx. A rate limit
+    that has nothing remaining until its reset cools down whatever the status.
     """
     lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
     now = _date(lower.get("date")) or time.time()
-    after = retry_after(lower, now)
+    after = retry_after(lower, now) if status >= 500 or status // 100 == 3 or status in (403, 408, 413, 429) else None
     cooldown = max(after or 0.0, _until_reset(lower, now))
     if status == 401:
         return Feedback("", cooldown, retire=True)
@@ -53,6 +58,23 @@ def of_response(response: Any) -> Feedback:
     if not isinstance(status, int) or not hasattr(headers, "items"):
         raise TypeError(f"observe() takes an answer with status_code (or status) and headers, got {response!r:.80}")
     return feedback(status, headers)
+
+
+def of_stranger(response: Any) -> Feedback:
+    """The feedback of an answer of any server, for members that are no credentials, such as User-Agents.
+
+    Nothing retires them: 401 is about a page. No server may keep one from all others for more than a minute.
+    """
+    outcome, cooldown, _ = of_response(response)
+    return Feedback(outcome, min(cooldown, STRANGERS))
+
+
+def learned(learn: Learn, response: Any) -> Feedback:
+    """What *learn* says, if it is feedback."""
+    verdict = learn(response)
+    if not isinstance(verdict, Feedback):
+        raise TypeError(f"learn must return a Feedback, got {verdict!r:.80}")
+    return verdict
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.arguments import duration
-from headgate.coordination.feedback import Feedback, of_response
+from headgate.coordination.feedback import Feedback, Learn, learned, of_response
 from headgate.coordination.machine import Step
+from headgate.coordination.machines.pool import OPEN_END
 from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site
@@ -27,6 +28,7 @@ class Lease:
         self.until = until  # by our own clock, a little before it ends in the store
         self.feedback: Feedback | None = None
         self.excused = False
+        self.unanswered = False
         self.over = False
         self.lost = False
         self.process = os.getpid()
@@ -61,7 +63,8 @@ class Leases:
         in_time = not self.is_lost(lease)
         lease.end()
         cooldown = round(outcome.cooldown * MICROSECONDS)
-        step = self.step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), 1)
+        used = OPEN_END if lease.unanswered else 1
+        step = self.step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), used)
         try:
             [ours] = yield step
         except StoreUnavailable:
@@ -138,9 +141,22 @@ class Leased:
         """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
         return self._leases.is_lost(self._lease)
 
-    def observe(self, response: Any) -> Feedback:
+    @property
+    def unanswered(self) -> bool:
+        """Set it when a request is on its way, which the other side may count later than we give up on it.
+
+        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
+        """
+        return self._lease.unanswered
+
+    @unanswered.setter
+    def unanswered(self, value: bool) -> None:
+        self._lease.unanswered = value
+
+    def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
-        self._lease.feedback = verdict = of_response(response)
+        self._lease.feedback = verdict = learned(learn, response)
+        self._lease.unanswered = False
         return verdict
 
     def excuse(self) -> None:
@@ -182,9 +198,22 @@ class AsyncLeased:
         """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
         return self._leases.is_lost(self._lease)
 
-    def observe(self, response: Any) -> Feedback:
+    @property
+    def unanswered(self) -> bool:
+        """Set it when a request is on its way, which the other side may count later than we give up on it.
+
+        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
+        """
+        return self._lease.unanswered
+
+    @unanswered.setter
+    def unanswered(self, value: bool) -> None:
+        self._lease.unanswered = value
+
+    def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
-        self._lease.feedback = verdict = of_response(response)
+        self._lease.feedback = verdict = learned(learn, response)
+        self._lease.unanswered = False
         return verdict
 
     def excuse(self) -> None:

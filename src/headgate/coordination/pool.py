@@ -32,6 +32,7 @@ from headgate.stores import Store
 T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
+SHORTEST = 0.01  # seconds that a lease may be: renewed in time by nobody if it were shorter
 RETRY = 0.1  # seconds between tries while Redis does not answer
 
 
@@ -62,7 +63,8 @@ class Plans:
         successes: int | None,
         clock: Clock | None,
     ) -> None:
-        seconds("lease", lease)
+        if seconds("lease", lease) < SHORTEST:
+            raise ValueError(f"lease must be at least {SHORTEST} seconds, got {lease!r}")
         given = rules(slots, quota, failures, open_for, successes)
         self.rules = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
         self.site = Site(MACHINE, name, store, clock)
@@ -112,6 +114,9 @@ class Plans:
     def retire(self, members: tuple[str, ...]) -> Plan[None]:
         yield self.leases.step("retire", "", *(check_key(member, "member") for member in members))
 
+    def restore(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self.leases.step("restore", "", *(check_key(member, "member") for member in members))
+
     def status(self) -> Plan[PoolStatus]:
         return status((yield self.leases.step("status", "")))
 
@@ -157,12 +162,16 @@ class Pool:
         self.name = name
 
     def add(self, *members: str) -> None:
-        """Put members in, the first to be had first; those that are in it stay as they are, retired ones return."""
+        """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""
         self._run(lambda _: self._plans.add(members))
 
     def retire(self, *members: str) -> None:
         """Give members to nobody any more; who has one may finish."""
         self._run(lambda _: self._plans.retire(members))
+
+    def restore(self, *members: str) -> None:
+        """Take back that members are retired; those that never were in it do not count."""
+        self._run(lambda _: self._plans.restore(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
@@ -228,12 +237,16 @@ class AsyncPool:
         self.name = name
 
     async def add(self, *members: str) -> None:
-        """Put members in, the first to be had first; those that are in it stay as they are, retired ones return."""
+        """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""
         await self._run(lambda _: self._plans.add(members))
 
     async def retire(self, *members: str) -> None:
         """Give members to nobody any more; who has one may finish."""
         await self._run(lambda _: self._plans.retire(members))
+
+    async def restore(self, *members: str) -> None:
+        """Take back that members are retired; those that never were in it do not count."""
+        await self._run(lambda _: self._plans.restore(members))
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""

@@ -5,8 +5,9 @@
     queue.dequeue()  # "request-1"
 
 Whoever hands something out takes the next from the front with `dequeue`. Whoever wants it stands in line with `wait`,
-which also says now and then that it is still there; one that died is passed over. Those that are expired, cancelled or
-dead never come out and are never counted.
+and its process says now and then that it is still there; one that died is passed over. Those that are expired,
+cancelled or dead never come out and are never counted. An id stands in line once: who waits with the id of somebody who
+waits takes over its place.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
+from headgate.coordination.crowd import ALIVE, RETRY, standing
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.queue import KEPT, MACHINE
 from headgate.coordination.site import Plan, Site, Turn, shorter
@@ -26,9 +28,7 @@ from headgate.stores import Store
 
 T = TypeVar("T")
 
-ALIVE = 5.0  # seconds without a word after which whoever waits is taken for dead
-BEAT = 2.0  # seconds between two words
-RETRY = 0.1  # seconds between tries while Redis does not answer
+JOINING = 10.0  # seconds without a word at first: where thousands join at once, each hears late that it has
 
 
 class Plans:
@@ -42,11 +42,10 @@ class Plans:
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
 
-    def enqueue(self, id: str, timeout: float | None, alive: float = 0.0) -> Plan[int]:
+    def enqueue(self, id: str, timeout: float | None) -> Plan[int]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)
-        [place] = yield self._step("enqueue", check_key(id, "id"), time, alive)
-        if place < 0:
-            raise QueueFull(f"the queue {self.site.name!r} has {self.most} already")
+        [place] = yield self._step("enqueue", check_key(id, "id"), time)
+        self._check(place)
         return int(place)
 
     def dequeue(self, turn: Turn, timeout: float | None) -> Plan[str | None]:
@@ -84,29 +83,51 @@ class Plans:
     def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)
         until = self.clock.now() + round(time * MICROSECONDS)
-        served = stands = False
+        waiter = secrets.token_hex(8)
+        stands = False
         with turn:
             try:
                 stands = True  # for all we know, from when it was asked for
-                yield from self.enqueue(id, time, ALIVE)
+                yield from self._join(id, waiter, time, until if timeout else None)
                 turn.listen()
-                while True:
-                    pause = min(BEAT, self.site.place.poll * BEAT)
-                    try:
-                        state, _ = yield self._step("look", id, alive=ALIVE)
-                    except StoreUnavailable:
-                        state, pause = "waiting", RETRY
-                    served = bool(state == "served")
-                    left = (until - self.clock.now()) / MICROSECONDS
-                    if state != "waiting" or left <= 0:
-                        return served
-                    yield shorter(pause, left)
+                with standing(self.site, id, waiter, turn) as one:
+                    state, pause = "waiting", None  # until it is told, or the time is over
+                    while state == "waiting":
+                        left = (until - self.clock.now()) / MICROSECONDS
+                        if left > 0:
+                            yield shorter(pause, left)
+                        try:
+                            state, pause = one.state, None
+                            if state == "waiting":
+                                state, _ = yield self._step("look", id, alive=ALIVE, waiter=waiter)
+                        except StoreUnavailable:
+                            if left <= 0:
+                                raise
+                            pause = RETRY
+                        else:
+                            if left <= 0:
+                                break
+                stands = state != "served"
+                return not stands
             except QueueFull:
                 stands = False
                 raise
             finally:
-                if stands and not served:
-                    self.site.insist(self._step("cancel", id), self.clock.now() + KEPT)
+                if stands:
+                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + KEPT)
+
+    def _join(self, id: str, waiter: str, time: float, until: int | None) -> Plan[None]:
+        """Stand in line, and keep the place of whoever stood there with that id before."""
+        step = self._step("enqueue", id, time, JOINING, waiter)
+        while True:
+            try:
+                [place] = yield step
+            except StoreUnavailable:
+                if until is None or self.clock.now() >= until:
+                    raise
+                yield shorter(RETRY, (until - self.clock.now()) / MICROSECONDS)
+            else:
+                return self._check(place)
 
     def cancel(self, id: str) -> Plan[bool]:
         [found] = yield self._step("cancel", check_key(id, "id"))
@@ -120,14 +141,18 @@ class Plans:
         [length] = yield self._step("size")
         return int(length)
 
-    def _step(self, op: str, id: str = "", timeout: float | None = None, alive: float = 0.0) -> Step:
+    def _check(self, place: int) -> None:
+        if place < 0:
+            raise QueueFull(f"the queue {self.site.name!r} has {self.most} already")
+
+    def _step(self, op: str, id: str = "", timeout: float | None = None, alive: float = 0.0, waiter: str = "") -> Step:
         call = "" if op in ("look", "size") else secrets.token_hex(8)
         time = round((timeout or self.timeout) * MICROSECONDS)
-        return Step(op, (call, id, time, self.most, round(alive * MICROSECONDS)))
+        return Step(op, (call, id, time, self.most, round(alive * MICROSECONDS), waiter))
 
     def _undo(self, dequeue: Step) -> None:
         """Nobody heard whom it took out: back to its place."""
-        call, _, time, most, _ = dequeue.arguments
+        call, _, time, most, *_ = dequeue.arguments
         step = Step("undo", (call, "", time, most, round(ALIVE * MICROSECONDS)))
         self.site.insist(step, self.clock.now() + KEPT)
 
@@ -163,7 +188,10 @@ class WaitQueue:
         return self._run(lambda turn: self._plans.dequeue(turn, timeout))
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled."""
+        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled.
+
+        Somebody else who waits with the same id takes over the place; then this is False, too.
+        """
         return self._plans.site.run(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
 
     def cancel(self, id: str) -> bool:
@@ -215,7 +243,10 @@ class AsyncWaitQueue:
         return await self._run(lambda turn: self._plans.dequeue(turn, timeout))
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled."""
+        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled.
+
+        Somebody else who waits with the same id takes over the place; then this is False, too.
+        """
         return await self._plans.site.arun(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
 
     async def cancel(self, id: str) -> bool:

@@ -138,4 +138,7 @@ def _plain(reply: Any) -> Reply:
 
 
 def _unavailable(name: str, error: Exception) -> StoreUnavailable:
-    return StoreUnavailable(f"{name!r}: Redis did not answer: {error}")
+    from redis.exceptions import ResponseError
+
+    what = "refused" if isinstance(error, ResponseError) else "did not answer"
+    return StoreUnavailable(f"{name!r}: Redis {what}: {error}")

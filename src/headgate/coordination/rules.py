@@ -29,7 +29,9 @@ def rules(slots: int | None, quota: Quotas, failures: int | None, open_for: floa
 def _quotas(quota: Quotas) -> list[Quota]:
     if quota is None:
         return []
-    listed = [quota] if isinstance(quota, str | Quota) else list(quota)
+    listed = [quota] if isinstance(quota, str | Quota) else quota
+    if not isinstance(listed, Sequence) or not all(isinstance(each, str | Quota) for each in listed):
+        raise InvalidQuota(f"quota must be such as '80/10 minutes', or a list of such, got {quota!r:.80}")
     quotas = [each if isinstance(each, Quota) else Quota.parse(each) for each in listed]
     for each in quotas:
         if each.burst is not None:

@@ -58,6 +58,14 @@ class Turn:
             self._site.place.leave(self._site.channel)
         self._site.place.line.leave(self._standing)
 
+    def wake(self) -> None:
+        """Let the caller look around."""
+        self._standing.wake()
+
+    def runs(self) -> bool:
+        """Whether the caller can act: one in an event loop that stands still cannot."""
+        return self._standing.runs is None or self._standing.runs()
+
     @property
     def first(self) -> bool:
         return self._site.place.line.is_first(self._standing)

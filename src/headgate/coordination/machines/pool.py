@@ -12,6 +12,9 @@ who asks.
 
 Whoever finds nothing may queue: each stays in the queue as long as it asks now and then, and a member goes to nobody
 who came later.
+
+On Redis the keys come in pairs of equal size, which every call checks: where one of them was deleted or evicted, the
+pool goes on with what the other says.
 """
 
 from __future__ import annotations
@@ -23,27 +26,30 @@ from headgate.coordination.machine import Machine, forget
 from headgate.coordination.machines.member import HALF_OPEN, OPEN, PLAIN, Record, Rules
 from headgate.coordination.machines.member import LUA as MEMBER
 
+OPEN_END = 2  # a use that the other side may still count, at any time until the lease would have ended
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
+IDLE = 3_600_000  # milliseconds that what no member needs is kept for
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
 
 # ARGV from 3: id; lease, patience (of those who wait), rules; then what the operation takes. The rules are numbers with
 # commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota; or nothing. Those of
-# whoever gave some and added members last count for all: somebody who only looks need not know them.
+# whoever gave some and added members last count for all: somebody who only looks need not know them. Where nobody has
+# given any yet, the first who does counts, whatever it came for.
+#
+# Who cannot be had at any time is in "ready", too, at NEVER.
 LUA = f"""
-local ready, members, leases, holders, done, waiting, alive, order, rules =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local ready, members, leases, holders, done, waiting, alive, order, rules, log = unpack(KEYS)
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
 local before = redis.call('GET', rules)
 local given = ARGV[6] ~= '' and ARGV[6]
-local current = before or given or '{PLAIN}'
-if op == 'add' and given then current = given end
-if op == 'add' and current ~= before then redis.call('SET', rules, current) end
+local states = given and (op == 'add' or not before and redis.call('HLEN', members) > 0)
+local current = states and given or before or given or '{PLAIN}'
 {MEMBER}
 local last = tonumber(redis.call('GET', order) or 0)
 
 local function tick()
   last = math.max(now, last + 1)
-  redis.call('SET', order, whole(last))
+  redis.call('SET', order, whole(last), 'PX', {IDLE})
   return last
 end
 
@@ -53,33 +59,85 @@ local function load(member)
 end
 
 local function save(member, record)
-  while #record.log > most do table.remove(record.log, 1) end
   redis.call('HSET', members, member, cmsgpack.pack(record))
-  redis.call('ZREM', ready, member)
-  local at, why = ready_time(record)
-  if at == NEVER then return end
+  local at, why = ready_time(member, record)
   redis.call('ZADD', ready, whole(why == 'ready' and tick() or at), member)
 end
 
 local function settle(lease_id, holder, outcome, cooldown, retire, used)
   local number, member = string.match(holder, '^(%d+):(.*)$')
+  local lease_end = tonumber(redis.call('ZSCORE', leases, lease_id))
   redis.call('HDEL', holders, lease_id)
   redis.call('ZREM', leases, lease_id)
   local record = load(member)
+  if not record then return end
   record.used = record.used - 1
-  if used == 1 and most > 0 then table.insert(record.log, now) end
+  if used > 0 then note(member, record, used == {OPEN_END} and math.max(now, lease_end or 0) or now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
   judge(record, tonumber(number), outcome)
   save(member, record)
 end
 
+local function repair()
+  local used, names, known = {{}}, redis.call('ZRANGE', ready, 0, -1), {{}}
+  local held = redis.call('HGETALL', holders)
+  for i = 1, #held, 2 do
+    local member = string.match(held[i + 1], ':(.*)$')
+    used[member] = (used[member] or 0) + 1
+    if not redis.call('ZSCORE', leases, held[i]) then redis.call('ZADD', leases, whole(now + lease), held[i]) end
+  end
+  for _, each in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    if redis.call('HEXISTS', holders, each) == 0 then redis.call('ZREM', leases, each) end
+  end
+  for _, each in ipairs(redis.call('ZRANGE', waiting, 0, -1)) do
+    if not redis.call('ZSCORE', alive, each) then redis.call('ZADD', alive, whole(now + patience), each) end
+  end
+  for _, each in ipairs(redis.call('ZRANGE', alive, 0, -1)) do
+    if not redis.call('ZSCORE', waiting, each) then redis.call('ZREM', alive, each) end
+  end
+  for _, member in ipairs(redis.call('HKEYS', members)) do table.insert(names, member) end
+  for _, member in ipairs(names) do
+    if not known[member] then
+      known[member] = true
+      local record = load(member)
+      if not record then
+        record = newcomer()
+        local never = tonumber(redis.call('ZSCORE', ready, member)) == NEVER
+        record.retired = never and not used[member] and 1 or 0  -- else somebody has it
+      end
+      record.used = used[member] or 0
+      save(member, record)
+    end
+  end
+end
+
+if redis.call('ZCARD', ready) ~= redis.call('HLEN', members)
+  or redis.call('ZCARD', leases) ~= redis.call('HLEN', holders)
+  or redis.call('ZCARD', waiting) ~= redis.call('ZCARD', alive) then
+  repair()
+end
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now), 'LIMIT', 0, {REAPED})) do
   settle(old, redis.call('HGET', holders, old), '', 0, 0, 1)
 end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', alive, '-inf', whole(now), 'LIMIT', 0, {REAPED})) do
   redis.call('ZREM', alive, dead)
   redis.call('ZREM', waiting, dead)
+end
+if states and current ~= before then  -- they are for those who are here, too, who keep their order
+  redis.call('SET', rules, current)
+  if longest > 0 then keep_log() end
+  local all = redis.call('HKEYS', members)
+  table.sort(all)
+  for _, member in ipairs(all) do
+    local at, why = ready_time(member, load(member))
+    local score = tonumber(redis.call('ZSCORE', ready, member))
+    if why ~= 'ready' then
+      redis.call('ZADD', ready, whole(at), member)
+    elseif score > math.max(now, last) then
+      redis.call('ZADD', ready, whole(tick()), member)
+    end
+  end
 end
 
 if op == 'acquire' then
@@ -108,12 +166,12 @@ if op == 'acquire' then
       redis.call('ZADD', waiting, whole(tick()), id)
     end
     redis.call('ZADD', alive, whole(now + patience), id)
-    redis.call('PEXPIRE', waiting, 3600000)
-    redis.call('PEXPIRE', alive, 3600000)
+    redis.call('PEXPIRE', waiting, {IDLE})
+    redis.call('PEXPIRE', alive, {IDLE})
   end
   local wait = NEVER
   local next_ready = redis.call('ZRANGE', ready, ahead, ahead, 'WITHSCORES')[2]  -- those before are somebody else's
-  if next_ready then wait = next_ready - now end
+  if next_ready and tonumber(next_ready) < NEVER then wait = next_ready - now end
   local next_lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   if next_lease then wait = math.min(wait, next_lease - now) end
   return {{0, '', wait == NEVER and -1 or wait}}
@@ -140,26 +198,12 @@ if op == 'renew' then
   return {{1}}
 end
 
-if op == 'add' then
-  if before and before ~= current then  -- new rules are for those who are here, too, who keep their order
-    local all = redis.call('HKEYS', members)
-    table.sort(all)
-    for _, member in ipairs(all) do
-      local at, why = ready_time(load(member))
-      local score = tonumber(redis.call('ZSCORE', ready, member) or NEVER)
-      if at == NEVER then
-        redis.call('ZREM', ready, member)
-      elseif why ~= 'ready' then
-        redis.call('ZADD', ready, whole(at), member)
-      elseif score > math.max(now, last) then
-        redis.call('ZADD', ready, whole(tick()), member)
-      end
-    end
-  end
+if op == 'add' or op == 'restore' then
   for i = rest, #ARGV do
     local record = load(ARGV[i])
-    if not record or record.retired == 1 then
-      record = record or newcomer()
+    if op == 'add' and not record then
+      save(ARGV[i], newcomer())
+    elseif op == 'restore' and record and record.retired == 1 then
       record.retired = 0
       save(ARGV[i], record)
     end
@@ -184,7 +228,7 @@ table.sort(names)
 local answer = {{redis.call('ZCARD', waiting)}}
 for _, member in ipairs(names) do
   local record = load(member)
-  local at, why = ready_time(record)
+  local at, why = ready_time(member, record)
   local wait = why == 'ready' and 0 or at == NEVER and -1 or at - now
   for _, part in ipairs({{member, why, record.used, wait, record.breaker, record.failed}}) do
     table.insert(answer, part)
@@ -207,6 +251,7 @@ class PoolState:
         self.alive: dict[str, int] = {}
         self.last = 0
         self.rules = ""
+        self.most = self.longest = 0
 
     def acquire(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
@@ -258,22 +303,17 @@ class PoolState:
         return [1]
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
-        before = self.rules
-        self.rules = arguments[2] or before or PLAIN
+        rules = self._begin(now, arguments, adds=True)
+        for member in rules.rest:
+            if member not in self.members:
+                self._save(member, Record(), now, rules)
+        return [len(self.members)]
+
+    def restore(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
-        if before and before != self.rules:
-            for member in sorted(self.members):
-                at, why = self.members[member].ready_time(now, rules)
-                if at is None:
-                    self.ready.pop(member, None)
-                elif why != "ready":
-                    self.ready[member] = at
-                elif self.ready.get(member, at + self.last + 1) > max(now, self.last):
-                    self.ready[member] = self._tick(now)
         for member in rules.rest:
             record = self.members.get(member)
-            if record is None or record.retired:
-                record = record or Record()
+            if record and record.retired:
                 record.retired = 0
                 self._save(member, record, now, rules)
         return [len(self.members)]
@@ -299,18 +339,32 @@ class PoolState:
     def idle(self, now: int) -> bool:
         return not self.members and not self.waiting
 
-    def _begin(self, now: int, arguments: tuple[Any, ...]) -> Rules:
+    def _begin(self, now: int, arguments: tuple[Any, ...], adds: bool = False) -> Rules:
         lease, patience, given, *rest = arguments
+        before = self.rules
+        if given and (adds or (not before and self.members)):
+            self.rules = given
         rules = Rules(self.rules or given or PLAIN, lease, patience, tuple(rest))
+        if self.rules:
+            self.most = max([self.most, *(limit for limit, _ in rules.quotas)])
+            self.longest = max([self.longest, *(window for _, window in rules.quotas)])
         for old in _due(self.leases, now):
             self._settle(old, "", 0, 0, 1, now, rules)
         for dead in _due(self.alive, now):
             del self.alive[dead]
             self.waiting.pop(dead, None)
+        if self.rules != before:
+            for member in sorted(self.members):
+                at, why = self.members[member].ready_time(now, rules)
+                if at is None:
+                    self.ready.pop(member, None)
+                elif why != "ready":
+                    self.ready[member] = at
+                elif self.ready.get(member, at + self.last + 1) > max(now, self.last):
+                    self.ready[member] = self._tick(now)
         return rules
 
     def _save(self, member: str, record: Record, now: int, rules: Rules) -> None:
-        record.log = record.log[-rules.most :] if rules.most else []
         self.members[member] = record
         self.ready.pop(member, None)
         at, why = record.ready_time(now, rules)
@@ -323,11 +377,11 @@ class PoolState:
 
     def _settle(self, id: str, outcome: str, cooldown: int, retire: int, used: int, now: int, rules: Rules) -> None:
         number, member = self.holders.pop(id)
-        del self.leases[id]
+        lease_end = self.leases.pop(id)
         record = self.members[member]
         record.used -= 1
-        if used == 1 and rules.quotas:
-            record.log.append(now)
+        if used:
+            record.note(max(now, lease_end) if used == OPEN_END else now, self.most, self.longest, now)
         record.cool = max(record.cool, now + cooldown)
         if retire == 1:
             record.retired = 1
@@ -342,6 +396,5 @@ def _due(times: dict[str, int], now: int) -> list[str]:
     ]
 
 
-MACHINE = Machine(
-    "pool", ("", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order", ":rules"), LUA, PoolState
-)
+SUFFIXES = ("", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order", ":rules", ":log")
+MACHINE = Machine("pool", SUFFIXES, LUA, PoolState)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import Any
 
 from headgate.clock import MICROSECONDS
@@ -13,17 +14,19 @@ NEVER = 2**53
 UNDONE = (0, 0, None, 0, "")
 
 # Sorted Sets: the line (in order), until when each waits, until when it is taken to be alive (only those who say so),
-# who was served; the answers to calls and until when they are remembered; the last place that was given out.
+# who was served; the answers to calls and until when they are remembered; the last place that was given out; who waits
+# for an id, as several may have done one after the other, of whom the last counts.
 #
 # What a dequeue took out is remembered with its answer, and goes back to its place if nobody heard that: unless it was
 # cancelled or came again meanwhile, which its mark in "served" tells. Whoever waited for it may have been told, and no
 # longer says that it is there (a line feed before its name): it comes out once more all the same, within its time.
 #
-# ARGV from 3: call, id, timeout, most, alive. Times in microseconds.
+# ARGV from 3: call, id, timeout, most, alive, waiter ('': whoever it is); for "beat" pairs of id and waiter. Times in
+# microseconds.
 LUA = f"""
-local line, deadlines, alive, served, answers, called, order =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local line, deadlines, alive, served, answers, called, order, waiters = unpack(KEYS)
 local call, id, timeout, most, beat = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local waiter = ARGV[8] or ''
 
 local function due(times, act)
   while true do
@@ -36,11 +39,20 @@ local function due(times, act)
   end
 end
 
-local function remove(each)
+local function take_out(each)
   redis.call('ZREM', line, each)
   redis.call('ZREM', deadlines, each)
   redis.call('ZREM', alive, each)
 end
+
+local function forget_waiter(each) redis.call('HDEL', waiters, each) end
+
+local function remove(each)
+  take_out(each)
+  forget_waiter(each)
+end
+
+local function is_mine(each, who) return who == '' or redis.call('HGET', waiters, each) == who end
 
 local function tick()
   local last = math.max(now, tonumber(redis.call('GET', order) or 0) + 1)
@@ -65,7 +77,7 @@ end
 
 due(deadlines, remove)
 due(alive, remove)
-due(served)
+due(served, forget_waiter)
 due(called, function(each) redis.call('HDEL', answers, each) end)
 local before = call ~= '' and redis.call('HGET', answers, call)
 
@@ -78,9 +90,14 @@ if op == 'enqueue' then
     redis.call('ZADD', line, whole(tick()), id)
     redis.call('ZADD', deadlines, whole(now + timeout), id)
     forget_served(id)
+    forget_waiter(id)
     redis.pcall('PUBLISH', line, '')
   end
-  if beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
+  if beat > 0 then
+    redis.call('ZADD', alive, whole(now + beat), id)
+    redis.call('ZADD', deadlines, whole(math.max(now + timeout, tonumber(redis.call('ZSCORE', deadlines, id)))), id)
+    redis.call('HSET', waiters, id, waiter)
+  end
   remember(place)
   return {{place}}
 end
@@ -93,7 +110,7 @@ if op == 'dequeue' then
   local until_when = redis.call('ZSCORE', deadlines, first[1])
   local mark = whole(tick() + {KEPT})
   remember(table.concat({{whole(first[2]), whole(until_when), heard and whole(heard) or '', mark, first[1]}}, ':'))
-  remove(first[1])
+  take_out(first[1])
   redis.call('ZADD', served, mark, first[1])
   redis.pcall('PUBLISH', line, first[1])
   keep(timeout)
@@ -120,21 +137,34 @@ end
 
 if op == 'cancel' then
   if before then return {{tonumber(before)}} end
-  local found = redis.call('ZSCORE', line, id) and 1 or 0
-  remove(id)
-  forget_served(id)
+  local mine = is_mine(id, waiter)
+  local found = mine and redis.call('ZSCORE', line, id) and 1 or 0
+  if mine then
+    remove(id)
+    forget_served(id)
+    redis.pcall('PUBLISH', line, id)
+  end
   remember(found)
-  redis.pcall('PUBLISH', line, id)
   return {{found}}
 end
 
-if op == 'look' then
-  local place = redis.call('ZRANK', line, id)
-  if place and beat > 0 then redis.call('ZADD', alive, whole(now + beat), id) end
-  if place then return {{'waiting', place}} end
-  local mark = redis.call('ZSCORE', served, id)
-  if mark and beat > 0 then redis.call('ZADD', served, mark, '\\n' .. id) end
-  return {{mark and 'served' or 'gone', 0}}
+local function look(each, who)
+  if not is_mine(each, who) then return 'gone' end
+  if redis.call('ZSCORE', line, each) then
+    if beat > 0 then redis.call('ZADD', alive, whole(now + beat), each) end
+    return 'waiting'
+  end
+  local mark = redis.call('ZSCORE', served, each)
+  if mark and beat > 0 then redis.call('ZADD', served, mark, '\\n' .. each) end
+  return mark and 'served' or 'gone'
+end
+
+if op == 'look' then return {{look(id, waiter), redis.call('ZRANK', line, id) or 0}} end
+
+if op == 'beat' then
+  local states = {{}}
+  for i = 9, #ARGV, 2 do table.insert(states, look(ARGV[i], ARGV[i + 1])) end
+  return states
 end
 
 return {{redis.call('ZCARD', line)}}
@@ -142,12 +172,15 @@ return {{redis.call('ZCARD', line)}}
 
 
 class QueueState:
-    """The same in Python."""
+    """The same in Python. The line is a sorted list of places, so to find one is quick, and to close a gap a move."""
 
     def __init__(self) -> None:
+        self.places: list[int] = []
+        self.who: dict[int, str] = {}  # stands at that place
         self.line: dict[str, int] = {}
         self.deadlines: dict[str, int] = {}
         self.alive: dict[str, int] = {}
+        self.waiters: dict[str, str] = {}
         self.served: dict[str, int] = {}
         self.told: set[str] = set()
         self.answers: dict[str, Any] = {}
@@ -155,7 +188,7 @@ class QueueState:
         self.last = 0
         self.due = NEVER
 
-    def enqueue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def enqueue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         if call in self.answers:
             return [self.answers[call]]
@@ -165,35 +198,39 @@ class QueueState:
             place = len(self.line)
             if most > 0 and place >= most:
                 return [-1]
-            self.line[id] = self._tick(now)
+            self._stand(id, self._tick(now))
             self.deadlines[id] = now + timeout
             self._forget_served(id)
+            self.waiters.pop(id, None)
         if beat > 0:
             self.alive[id] = now + beat
+            self.deadlines[id] = max(now + timeout, self.deadlines[id])
+            self.waiters[id] = waiter
         self.due = min(self.due, now + timeout, now + (beat or timeout))
         self._remember(now, call, place)
         return [place]
 
-    def dequeue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def dequeue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         if call in self.answers:
             return [self.answers[call][4]]
         if not self.line:
             return [""]
-        first = min(self.line, key=self.line.__getitem__)
+        first = self.who[self.places[0]]
         mark = self._tick(now) + KEPT
         answer = (self.line[first], self.deadlines[first], self.alive.get(first), mark, first)
         self._remember(now, call, answer)
-        self._remove(first)
+        self._take_out(first)
         self._forget_served(first)
         self.served[first] = mark
         return [first]
 
-    def undo(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def undo(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         place, until, heard, mark, who = self.answers.get(call, UNDONE)
         if until > now and self.served.get(who) == mark:
-            self.line[who], self.deadlines[who] = place, until
+            self._stand(who, place)
+            self.deadlines[who] = until
             if heard is not None and who not in self.told:
                 self.alive[who] = now + beat
             self.due = now  # look at all
@@ -201,28 +238,29 @@ class QueueState:
         self._remember(now, call, UNDONE)
         return [1]
 
-    def cancel(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def cancel(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         if call in self.answers:
             return [self.answers[call]]
-        found = int(id in self.line)
-        self._remove(id)
-        self._forget_served(id)
+        mine = self._is_mine(id, waiter)
+        found = int(mine and id in self.line)
+        if mine:
+            self._remove(id)
+            self._forget_served(id)
         self._remember(now, call, found)
         return [found]
 
-    def look(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def look(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
-        if id in self.line:
-            if beat > 0:
-                self.alive[id] = now + beat
-                self.due = min(self.due, now + beat)
-            return ["waiting", self._place(id)]
-        if id in self.served and beat > 0:
-            self.told.add(id)
-        return ["served" if id in self.served else "gone", 0]
+        return [self._look(now, id, waiter, beat), self._place(id) if id in self.line else 0]
 
-    def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int) -> list[Any]:
+    def beat(
+        self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str, *pairs: str
+    ) -> list[Any]:
+        self._begin(now)
+        return [self._look(now, *pair, beat) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+
+    def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         return [len(self.line)]
 
@@ -236,13 +274,41 @@ class QueueState:
                 for each in [each for each, until in times.items() if until <= now]:
                     self._remove(each)
             self.due = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
-        self.told.difference_update(forget(self.served, now))
+        for each in forget(self.served, now):
+            self.told.discard(each)
+            self.waiters.pop(each, None)
         for each in forget(self.called, now):
             del self.answers[each]
 
+    def _look(self, now: int, id: str, waiter: str, beat: int) -> str:
+        if not self._is_mine(id, waiter):
+            return "gone"
+        if id in self.line:
+            if beat > 0:
+                self.alive[id] = now + beat
+                self.due = min(self.due, now + beat)
+            return "waiting"
+        if id in self.served and beat > 0:
+            self.told.add(id)
+        return "served" if id in self.served else "gone"
+
+    def _is_mine(self, id: str, waiter: str) -> bool:
+        return not waiter or self.waiters.get(id) == waiter
+
+    def _stand(self, id: str, place: int) -> None:
+        insort(self.places, place)
+        self.who[place], self.line[id] = id, place
+
+    def _take_out(self, id: str) -> None:
+        if id in self.line:
+            del self.places[self._place(id)]
+            del self.who[self.line.pop(id)]
+        self.deadlines.pop(id, None)
+        self.alive.pop(id, None)
+
     def _remove(self, id: str) -> None:
-        for times in (self.line, self.deadlines, self.alive):
-            times.pop(id, None)
+        self._take_out(id)
+        self.waiters.pop(id, None)
 
     def _forget_served(self, id: str) -> None:
         self.served.pop(id, None)
@@ -253,7 +319,7 @@ class QueueState:
         return self.last
 
     def _place(self, id: str) -> int:
-        return sum(place < self.line[id] for place in self.line.values())
+        return bisect_left(self.places, self.line[id])
 
     def _remember(self, now: int, call: str, answer: Any) -> None:
         self.answers[call] = answer
@@ -261,5 +327,5 @@ class QueueState:
         self.called[call] = now + KEPT
 
 
-SUFFIXES = ("", ":deadlines", ":alive", ":served", ":answers", ":calls", ":order")
+SUFFIXES = ("", ":deadlines", ":alive", ":served", ":answers", ":calls", ":order", ":waiters")
 MACHINE = Machine("token_queue", SUFFIXES, LUA, QueueState)
