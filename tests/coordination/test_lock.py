@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -129,36 +130,60 @@ def test_released_by_another_thread(url: str, name: str) -> None:
     assert not lock.held and not lock.release()
 
 
-def test_who_has_it_not_cannot_release_it(url: str, name: str) -> None:
-    """One who tried in vain, or has released it, speaks for nobody else who uses the same object."""
-    lock, inside, leave = Lock(name, store=url), threading.Event(), threading.Event()
-    assert lock.acquire()
-    seen: list[bool] = []
+def test_threads_of_an_executor(url: str, name: str) -> None:
+    """Acquired in one thread, left in another, though both have used it: as `asyncio.to_thread` may do it."""
+    lock = Lock(name, store=url)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for executor in (one, other):
+            assert executor.submit(lock.acquire, LONG).result()
+            assert executor.submit(lock.release).result()
+        one.submit(lock.__enter__).result()
+        assert other.submit(lambda: lock.held and lock.fence).result() == one.submit(lambda: lock.fence).result()
+        other.submit(lock.ensure_held).result()
+        other.submit(lock.__exit__, None, None, None).result()
+        assert not one.submit(lambda: lock.held).result()
+        assert not one.submit(lock.release).result(), "once"
+        assert Lock(name, store=url).acquire(timeout=0), "it was released"
 
-    def try_in_vain() -> None:
-        seen.extend([lock.acquire(timeout=0), lock.held, lock.release()])
-        with pytest.raises(LockLost):
-            lock.ensure_held()
 
-    def hold() -> None:
-        with lock:
-            inside.set()
-            assert leave.wait(LONG)
-            seen.append(lock.held)
-
-    thread = threading.Thread(target=try_in_vain)
-    thread.start()
-    thread.join()
-    assert seen == [False, False, False] and lock.held
+def test_what_a_thread_that_died_holds_can_be_released(name: str, clock: ManualClock) -> None:
+    lock = Lock(name, ttl=30, max_hold=20, clock=clock)
+    for _ in range(3):  # two lose it and say nothing, the third holds it when it ends
+        clock.advance(31)
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        thread.join()
+    del thread
+    gc.collect()
     assert lock.release()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert inside.wait(LONG)
-    assert not lock.held and not lock.release()
-    assert not Lock(name, store=url).acquire(timeout=0), "it was released by one who had released it before"
-    leave.set()
-    thread.join()
-    assert seen[3:] == [True]
+    assert not lock.release()
+    assert Lock(name, clock=clock).acquire(timeout=0)
+
+
+def test_a_lock_is_not_reentrant(url: str, name: str) -> None:
+    lock = Lock(name, store=url)
+    with lock:
+        with pytest.raises(RuntimeError, match=r"reentrant"), lock:
+            raise AssertionError("it would wait for itself")
+        assert not lock.acquire(timeout=0), "who does not wait for ever is told"
+        assert lock.held
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+async def test_a_lock_is_not_reentrant_async(url: str, name: str) -> None:
+    lock = AsyncLock(name, store=url)
+    async with lock:
+        with pytest.raises(RuntimeError, match="reentrant"):
+            await lock.acquire()
+        waiter = asyncio.create_task(enter(lock))  # another task may wait
+        await asyncio.sleep(0.01)
+    assert await waiter
+
+
+async def enter(lock: AsyncLock) -> bool:
+    async with lock:
+        return lock.held
 
 
 async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock) -> None:
@@ -510,3 +535,31 @@ def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> No
     loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+def test_an_event_loop_that_is_blocked_stops_nobody(url: str, name: str) -> None:
+    """One who is not first asks when its time is over: the first may not have looked for as long."""
+    holder, lock = Lock(name, store=url), Lock(name, store=url)
+    assert holder.acquire()
+    blocked, go_on = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        waiter = asyncio.create_task(AsyncLock(name, store=url).acquire())
+        await asyncio.sleep(0.05)
+        blocked.set()
+        go_on.wait(LONG)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(block(),))
+    thread.start()
+    assert blocked.wait(LONG)
+    holder.release()
+    try:
+        assert lock.acquire(timeout=0)
+        lock.release()
+        assert lock.acquire(timeout=0.1)
+        lock.release()
+    finally:
+        go_on.set()
+        thread.join()
