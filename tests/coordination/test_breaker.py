@@ -1,18 +1,22 @@
 """Three states, a fleet that agrees on them, and never more probes than asked for."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker
+from headgate.coordination import breaker as module
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
@@ -528,3 +532,104 @@ async def test_a_function_that_is_not_async(name: str) -> None:
 def test_bad_functions(options: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         CircuitBreaker("b", **options)
+
+
+def test_a_redis_that_is_read_only(mortal_server: Server, name: str) -> None:
+    """It still says that the breaker is closed, and hears of no failure: that is none that answers."""
+    client = mortal_server.client()
+    breaker = CircuitBreaker(name, store=mortal_server.patient_url, failures=3)
+    breaker.record_success()
+    client.replicaof("127.0.0.1", str(free_port()))
+    for _ in range(2):
+        fail(breaker, 3)
+        assert breaker.state == "OPEN"
+        with pytest.raises(CircuitOpen), breaker:
+            raise AssertionError("it is open")
+        client.replicaof("NO", "ONE")
+        assert breaker.state == "CLOSED", "Redis decides again"
+        client.replicaof("127.0.0.1", str(free_port()))
+    breaker.close()
+
+
+async def test_recorded_in_a_task_of_its_own(url: str, name: str, clock: ManualClock) -> None:
+    """As `asyncio.wait_for` may do it."""
+    breaker = AsyncCircuitBreaker(name, store=url, failures=2, clock=clock)
+    for _ in range(2):
+        async with breaker:
+            await asyncio.create_task(breaker.record_failure())
+    assert await breaker.state == "OPEN"
+
+
+async def test_recorded_after_the_call(url: str, name: str, clock: ManualClock) -> None:
+    """A task that outlives the block it was started in is not inside any more."""
+    breaker, over = AsyncCircuitBreaker(name, store=url, failures=1, clock=clock), asyncio.Event()
+
+    async def late() -> None:
+        await over.wait()
+        await breaker.record_failure()
+
+    async with breaker:
+        task = asyncio.create_task(late())
+        await asyncio.sleep(0)
+    over.set()
+    await task
+    assert await breaker.state == "OPEN"
+
+
+async def test_those_who_never_leave_are_forgotten(name: str) -> None:
+    breaker = AsyncCircuitBreaker(name)
+    for _ in range(1500):
+        await asyncio.create_task(breaker.__aenter__())
+    assert len(breaker._plans._open) == 1000
+    gc.collect()
+    kept = sum(isinstance(each, module.Entry) and each.breaker is breaker._plans for each in gc.get_objects())
+    assert kept <= 1001
+
+
+def test_left_in_another_thread_while_one_is_inside(url: str, name: str, clock: ManualClock) -> None:
+    """The one that was entered last is left; the other is still a probe."""
+    breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        for method in (breaker.__enter__, partial(breaker.__exit__, OSError, KeyboardInterrupt(), None)):
+            with ThreadPoolExecutor(1) as executor:
+                executor.submit(method).result()
+    assert breaker.state == "HALF_OPEN"
+    with breaker:
+        pass
+    assert breaker.state == "CLOSED", "the body was the first success"
+
+
+def test_an_async_function_is_not_for_threads(name: str) -> None:
+    breaker, called = CircuitBreaker(name), list[int]()
+
+    async def function() -> None:
+        called.append(1)
+
+    class Callable:
+        async def __call__(self) -> None:
+            called.append(1)
+
+    for each in (function, partial(function), Callable()):
+        with pytest.raises(TypeError, match="AsyncCircuitBreaker"):
+            _ = breaker.call(each)
+    assert not called
+
+
+def test_one_that_is_forced_stays_so(redis_server: Server, name: str) -> None:
+    """However long it takes until somebody resets it."""
+    breaker, key = CircuitBreaker(name, store=redis_server.url), f"circuit_breaker:{{{name}}}"
+    breaker.force_open()
+    assert redis_server.client().pttl(key) == -1
+    breaker.reset()
+    assert redis_server.client().pttl(key) > 0
+
+
+def test_one_that_is_forced_stays_so_in_memory(name: str, clock: ManualClock) -> None:
+    breaker, other = CircuitBreaker(name, clock=clock), CircuitBreaker(name + "'", clock=clock)
+    breaker.force_open()
+    clock.advance(400 * 86_400)
+    for _ in range(1100):
+        assert other.state == "CLOSED"
+    assert breaker.state == "OPEN"

@@ -1,5 +1,6 @@
 """What all tools share: connections that nobody has to close, timers, wake-ups."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -140,3 +141,27 @@ def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
     other.timers.later(0, done.set)
     assert done.wait(20) and not hangs.is_set()
     hangs.set()
+
+
+def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
+    """The second user of docs/redis.md, who has no limiter."""
+    [_, rights] = re.findall(r"^user headgate on (.*)$", (ROOT / "docs" / "redis.md").read_text(), re.M)
+    redis_server.client().execute_command("ACL", "SETUSER", "alone", "reset", "on", *rights.split())
+    url = f"redis://alone:secret@127.0.0.1:{redis_server.port}/0?timeout=10"
+    with Lock("x", store=url) as lock:
+        lock.ensure_held()
+    breaker = CircuitBreaker("x", store=url, rate=0.5, failures=1)
+    breaker.record_failure()
+    breaker.force_open()
+    breaker.reset()
+    assert breaker.state == "CLOSED"
+    pool = Pool("x", store=url, quota="5/minute", failures=1)
+    pool.add("a", "b")
+    with pool.acquire(timeout=20) as leased:
+        assert leased.renew()
+    pool.retire("b")
+    assert pool.status().members
+    queue = WaitQueue("x", store=url)
+    assert queue.enqueue("1") == 0 and queue.enqueue("2") == 1
+    assert queue.cancel("2") and queue.dequeue() == "1" and len(queue) == 0
+    lock.close()
