@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncLock, Lock
+from headgate.coordination import AsyncLock, Lock, Pool
 from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, StoreUnavailable
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -310,6 +311,42 @@ def test_expiry_by_the_clock(name: str, clock: ManualClock) -> None:
     assert other.fence > fence
     assert not one.release()
     assert other.held
+
+
+@pytest.mark.parametrize(("step", "times"), [(1, 100), (9.9, 10)])
+def test_renewed_within_advance(step: float, times: int, name: str, clock: ManualClock) -> None:
+    """By whoever moves the clock, so that it is the same every time."""
+    pool, lock = Pool(name, lease=30, clock=clock), Lock(name, ttl=30, clock=clock)
+    pool.add("a")
+    assert lock.acquire()
+    with pool.acquire() as leased:
+        for _ in range(times):
+            clock.advance(step)
+        assert lock.held and not leased.lost
+        clock.advance(31)
+        assert lock.lost.is_set() and leased.lost, "a leap over the whole TTL is a pause of the process"
+    assert lock.acquire(timeout=0)
+
+
+async def test_renewed_within_advance_async(name: str, clock: ManualClock) -> None:
+    async with AsyncLock(name, ttl=30, clock=clock) as lock:
+        for _ in range(100):
+            clock.advance(1)
+        assert lock.held
+
+
+def test_many_locks_on_a_redis_that_is_far_away(redis_server: Server, name: str) -> None:
+    """One after the other they would take longer than their TTL."""
+    with FaultyProxy(redis_server.port) as proxy:
+        locks = [Lock(f"{name} {number}", store=f"{proxy.url}?timeout=10", ttl=4.0) for number in range(60)]
+        with ThreadPoolExecutor(10) as executor:
+            assert all(executor.map(Lock.acquire, locks))
+            proxy.delay = 0.1
+            time.sleep(8)
+            assert [lock.held for lock in locks] == [True] * 60
+            proxy.delay = 0
+            assert all(executor.map(Lock.release, locks))
+        locks[0].close()
 
 
 def test_taken_away(redis_server: Server, name: str) -> None:

@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
 import redis.asyncio
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.coordination import (
     AsyncCircuitBreaker,
     AsyncLock,
@@ -21,6 +23,7 @@ from headgate.coordination import (
     WaitQueue,
 )
 from headgate.coordination.place import place_of
+from headgate.coordination.timers import MOST, Timers
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -96,26 +99,51 @@ def test_the_log_is_right_for_tools_too(caplog: pytest.LogCaptureFixture) -> Non
     lock.close()
 
 
-def test_timers_end_when_nothing_is_left_to_do() -> None:
-    clock = ManualClock()
+def test_a_manual_clock_needs_no_thread() -> None:
+    """What is held is renewed by whoever moves the clock; 50 tests that forget to release leave nothing behind."""
     before = threading.active_count()
-    lock = Lock("x", clock=clock)
-    for _ in range(3):
-        with lock:
-            pass
-    wait_until(lambda: threading.active_count() <= before, "the thread ends, although the clock stands still")
+    for _ in range(50):
+        clock = ManualClock()
+        lock = Lock("x", clock=clock)
+        assert lock.acquire()
+        clock.advance(11)
+        assert lock.held
+    assert threading.active_count() <= before
+
+
+def timers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "headgate-timers"}
 
 
 def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
     """To start one for each would cost ten times as much as the lock."""
     lock = Lock("moments")
     with lock:
-        timers = lock._plans.site.place.timers
-    thread = timers._thread
+        before = timers()
     for _ in range(50):
         with lock:
             pass
-    assert thread is timers._thread is not None
+    assert timers() <= before
+
+
+def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes long holds up no other; they end when nothing is left to do."""
+    monkeypatch.setattr("headgate.coordination.timers.LOOK", 0.02)
+    here, seen, hangs = Timers(SYSTEM_CLOCK), list[int](), threading.Event()
+    before = timers()
+    for number in (3, 1, 2):
+        here.later(number / 100, partial(seen.append, number))
+    here.later(0.015, partial(seen.append, 0)).cancel()
+    wait_until(lambda: len(seen) == 3, "all were called")
+    assert sorted(seen) == [1, 2, 3]
+    for _ in range(MOST - 1):
+        here.later(0, partial(hangs.wait, 20))
+    here.later(0, lambda: 1 / 0)
+    here.later(0, partial(seen.append, 4))
+    wait_until(lambda: seen[-1] == 4, "one thread is left for it")
+    assert len(timers() - before) <= MOST
+    hangs.set()
+    wait_until(lambda: not timers() - before, "nothing is left to do")
 
 
 def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
