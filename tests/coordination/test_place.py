@@ -22,6 +22,9 @@ from headgate.coordination import (
     Pool,
     WaitQueue,
 )
+from headgate.coordination.machine import Machine, Step
+from headgate.coordination.machines.lock import LockState
+from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import StoreUnavailable
@@ -193,3 +196,30 @@ def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
     assert queue.enqueue("1") == 0 and queue.enqueue("2") == 1
     assert queue.cancel("2") and queue.dequeue() == "1" and len(queue) == 0
     lock.close()
+
+
+def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
+    """A few states a step, so that no step takes long however many there are; and fences still grow."""
+    place = place_of("memory://", clock)
+    assert isinstance(place, Memory)
+    fences = dict[str, int]()
+    for round in range(3):
+        for number in range(1000):
+            lock = Lock(f"job {number}" if number < 10 else f"job {round} {number}", clock=clock)
+            with lock:
+                assert lock.fence > fences.get(lock.name, 0)
+                fences[lock.name] = lock.fence
+        clock.advance(601)
+    looked = 0
+
+    class Watched(LockState):
+        def idle(self, now: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().idle(now)
+
+    for number in range(5000):
+        place.step(Machine("watched", ("",), "", Watched), str(number), Step("acquire", ("a", 30_000, "")))
+        assert looked <= 2 * (number + 1)
+    assert len([name for machine, name in place._states if machine == "lock"]) == 0
+    assert len(place._states) == 5000, "what is held stays"

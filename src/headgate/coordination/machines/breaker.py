@@ -216,7 +216,7 @@ class BreakerState:
         return self._seen(self._begin("look" + id, now), now, rules[1])
 
     def idle(self, now: int) -> bool:
-        return now >= max(self.until, self.counted) and not self.probes
+        return now >= max(self.until, self.counted, *self.probes.values())
 
     def _begin(self, me: str, now: int) -> str:
         self.opened = min(self.opened, now)
