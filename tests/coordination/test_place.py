@@ -6,12 +6,14 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate import coordination
+from headgate.clock import SYSTEM_CLOCK, SystemClock
 from headgate.coordination import (
     AsyncCircuitBreaker,
     AsyncLock,
@@ -27,11 +29,11 @@ from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
 from headgate.coordination.timers import MOST, Timers
-from headgate.errors import StoreUnavailable
+from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
-from tests.servers import Server, free_port
+from tests.servers import PASSWORD, Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -120,13 +122,11 @@ def timers() -> set[threading.Thread]:
 
 def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
     """To start one for each would cost ten times as much as the lock."""
-    lock = Lock("moments")
-    with lock:
-        before = timers()
+    lock = Lock("moments", clock=SystemClock())  # not what others use
     for _ in range(50):
         with lock:
             pass
-    assert timers() <= before
+    assert lock._plans.site.place.timers._threads == 1
 
 
 def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +223,29 @@ def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
         assert looked <= 2 * (number + 1)
     assert len([name for machine, name in place._states if machine == "lock"]) == 0
     assert len(place._states) == 5000, "what is held stays"
+
+
+TOOLS = [Lock, AsyncLock, CircuitBreaker, AsyncCircuitBreaker, Pool, AsyncPool, WaitQueue, AsyncWaitQueue]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_a_tool_says_of_itself(tool: Any, redis_server: Server) -> None:
+    """Its kind, its name and where it is, and no password."""
+    assert repr(tool("x")) == f"<{tool.__name__} 'x' at memory://>"
+    shown = repr(tool("x", store=redis_server.patient_url))
+    assert str(redis_server.port) in shown and "redis://" in shown and PASSWORD not in shown
+
+
+@pytest.mark.parametrize("timeout", [1e308, 10**400, float("inf"), -1, float("nan"), "5", True], ids=str)
+def test_bad_timeouts(timeout: Any) -> None:
+    for wait in (Lock("x").acquire, Pool("x").acquire, WaitQueue("x").dequeue, partial(WaitQueue("x").wait, "1")):
+        with pytest.raises(ValueError, match="at most a year"):
+            wait(timeout=timeout)
+    with pytest.raises(ValueError, match="at most a year"):
+        Lock("x", timeout=timeout)
+
+
+def test_errors_come_with_the_tools() -> None:
+    for error in (CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable):
+        assert getattr(coordination, error.__name__) is error
+        assert error.__name__ in coordination.__all__

@@ -226,6 +226,9 @@ class CircuitBreaker:
         self._plans.site.place.check(tasks=False)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<CircuitBreaker {self._plans.site!r}>"
+
     @property
     def state(self) -> str:
         """CLOSED, OPEN or HALF_OPEN. One that could recover stays OPEN until somebody tries."""
@@ -300,6 +303,9 @@ class AsyncCircuitBreaker:
         self._plans = Plans(name, store, *rules, ignore, on_change, clock)
         self._plans.site.place.check(tasks=True)
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"<AsyncCircuitBreaker {self._plans.site!r}>"
 
     @property
     def state(self) -> Coroutine[Any, Any, str]:

@@ -184,6 +184,9 @@ class Lock:
         self.name = name
         self._never = threading.Event()
 
+    def __repr__(self) -> str:
+        return f"<Lock {self._plans.site!r}>"
+
     @property
     def held(self) -> bool:
         """Whether it is ours for all we know; asks nobody."""
@@ -266,6 +269,9 @@ class AsyncLock:
         self._cancel_when_lost = cancel_when_lost
         self.name = name
         self._never = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<AsyncLock {self._plans.site!r}>"
 
     @property
     def held(self) -> bool:

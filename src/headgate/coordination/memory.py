@@ -24,6 +24,7 @@ class Memory:
     """States in this process: shared by all threads and event loops, gone when it ends."""
 
     poll = POLL
+    shown = "memory://"
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -65,7 +65,7 @@ class Timers:
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
         self._threads = self._waiting = 0
-        self._looks_at = math.inf  # whoever waits; endless while nobody does
+        self._looks_at = math.inf  # somebody who waits; never, while nobody does
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call *call* in *seconds*."""
@@ -90,10 +90,14 @@ class Timers:
         elif self._threads < MOST:
             try:
                 threading.Thread(target=self._run, name="headgate-timers", daemon=True).start()
-                self._threads += 1
             except RuntimeError:  # no more threads here: it has to wait for those that there are
                 if not self._threads:
                     raise
+                return
+            self._threads += 1
+        else:
+            return
+        self._looks_at = -math.inf  # at once
 
     def _run(self) -> None:
         idle = 0
