@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from headgate.coordination.machine import Machine, Step
 from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
+from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
@@ -249,3 +251,36 @@ def test_errors_come_with_the_tools() -> None:
     for error in (CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable):
         assert getattr(coordination, error.__name__) is error
         assert error.__name__ in coordination.__all__
+
+
+def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The subscription breaks; it is made again at once, and whoever waits looks what happened meanwhile."""
+    monkeypatch.setattr("headgate.coordination.subscription.PAUSE", 30.0)
+    url = f"{redis_server.url}?timeout=12"
+    elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
+    queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
+    place = lock._plans.site.place
+    monkeypatch.setattr(place, "poll", 60.0)  # nothing but a message wakes anybody
+    monkeypatch.setattr("headgate.coordination.queue.BEAT", 60.0)
+    monkeypatch.setattr("headgate.coordination.queue.ALIVE", 60.0)
+    go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
+
+    def connect_later(self: Subscription) -> Any:
+        assert go_on.wait(20)
+        return connect(self)
+
+    assert elsewhere.acquire()
+    with ThreadPoolExecutor(2) as executor:
+        acquired = executor.submit(lock.acquire, 40)
+        wait_until(lambda: client.pubsub_numsub("lock:{x}")[0][1], "it listens")
+        waited = executor.submit(queue.wait, "1", 40)
+        wait_until(lambda: client.pubsub_numsub("token_queue:{x}")[0][1] and len(desk), "both listen")
+        wait_until(lambda: acquired.running() and waited.running(), "both wait")
+        monkeypatch.setattr(Subscription, "_connect", connect_later)
+        client.client_kill_filter(_type="pubsub")
+        elsewhere.release()
+        assert desk.dequeue(timeout=20) == "1"
+        go_on.set()
+        assert acquired.result(20) and waited.result(20)
+    lock.release()
+    lock.close()

@@ -80,7 +80,7 @@ class Redis:
                 if self._subscription is None:
                     from headgate.coordination.subscription import Subscription
 
-                    self._subscription = Subscription(self._target, self._heard)
+                    self._subscription = Subscription(self._target, self._heard, self.line.wake_all)
             self._subscription.listen(channel)
 
     def leave(self, channel: str) -> None:
