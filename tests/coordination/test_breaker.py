@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker
+from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock
 from headgate.coordination import breaker as module
-from headgate.errors import CircuitOpen, HeadgateError, InvalidKey
+from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
+from tests.clocks import until_async
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -633,3 +635,98 @@ def test_one_that_is_forced_stays_so_in_memory(name: str, clock: ManualClock) ->
     for _ in range(1100):
         assert other.state == "CLOSED"
     assert breaker.state == "OPEN"
+
+
+def test_no_more_probes_than_successes_are_missing(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        pass
+    with breaker, pytest.raises(CircuitOpen), breaker:
+        raise AssertionError("one is missing, and under way")
+    assert breaker.state == "CLOSED"
+
+
+def test_a_server_whose_clock_is_behind(redis_server: Server, name: str) -> None:
+    """After a failover, say: nobody waits for longer than it is open."""
+    breaker, client = CircuitBreaker(name, store=redis_server.url, failures=1, open_for=60), redis_server.client()
+    breaker.record_failure()
+    client.hincrby(f"circuit_breaker:{{{name}}}", "opened_at", 3_600_000_000)
+    with pytest.raises(CircuitOpen) as caught, breaker:
+        raise AssertionError("it is open")
+    assert caught.value.retry_after <= 60
+
+
+def test_nothing_stays_for_ever(redis_server: Server, name: str) -> None:
+    client, clock = redis_server.client(), ManualClock()
+    url = redis_server.patient_url
+    breaker = CircuitBreaker(name, store=url, rate=0.5, min_calls=2, window=60, open_for=10, lease=30, clock=clock)
+    breaker.record_failure()
+    assert 0 < client.pttl(f"circuit_breaker:{{{name}}}:window") <= 120_000
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        assert 0 < client.pttl(f"circuit_breaker:{{{name}}}:probes") <= 30_000
+        assert all(client.pttl(key) > 0 for key in client.keys("*"))
+
+
+async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server, name: str) -> None:
+    """Cancelled while it asks: the place of the probe is free long before its lease is over."""
+    with FaultyProxy(redis_server.port) as proxy:
+        rules: Any = {"failures": 1, "open_for": 0.05, "successes": 1, "lease": 100.0}
+        direct = AsyncCircuitBreaker(name, store=redis_server.patient_url, **rules)
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=3", **rules)
+        await direct.record_failure()
+        await asyncio.sleep(0.06)
+        assert await direct.try_recover()
+        before, proxy.hold_back = proxy.held_back, 30.0
+        task = asyncio.create_task(breaker.__aenter__())
+        await until_async(lambda: proxy.held_back > before)
+        with pytest.raises(CircuitOpen):
+            await direct.__aenter__()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        probes = f"circuit_breaker:{{{name}}}:probes"
+        await until_async(lambda: not redis_server.client().exists(probes))
+        async with direct:
+            pass
+        assert await direct.state == "CLOSED"
+        await breaker.aclose()
+
+
+async def test_a_report_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=1", failures=1)
+        assert await breaker.state == "CLOSED"
+        proxy.swallow_requests = True
+        task = asyncio.create_task(breaker.record_failure())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        proxy.swallow_requests = False
+        key = f"circuit_breaker:{{{name}}}"
+        await until_async(lambda: redis_server.client().hget(key, "state") == "OPEN")
+        await breaker.aclose()
+
+
+def test_what_began_alone_ends_alone(mortal_server: Server, name: str) -> None:
+    """Redis is back when the call ends: it did not let it in, and its result is about another time."""
+    url = f"{mortal_server.url}?timeout=1"
+    breaker = CircuitBreaker(name, store=url, failures=1)
+
+    def answers() -> bool:
+        try:
+            return Lock(name, store=url).acquire(timeout=0)
+        except StoreUnavailable:
+            return False
+
+    mortal_server.kill()
+    breaker.__enter__()
+    mortal_server.restart()
+    direct = CircuitBreaker(name, store=mortal_server.patient_url, failures=1)
+    wait_until(answers, "Redis is back")
+    breaker.__exit__(OSError, OSError(), None)
+    assert direct.state == "CLOSED"
+    breaker.close()

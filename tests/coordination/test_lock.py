@@ -536,13 +536,19 @@ def test_a_holder_that_dies(redis_server: Server, name: str) -> None:
 
 FORK = """
 import os, sys
-from headgate.coordination import Lock
+from headgate.coordination import Lock, LockLost
 lock = Lock(sys.argv[2], store=sys.argv[1])
 assert lock.acquire(timeout=20)
 child = os.fork()
 if child == 0:
     other = Lock(sys.argv[2], store=sys.argv[1])
     assert not lock.held and not lock.release()
+    try:
+        lock.ensure_held()
+    except LockLost:
+        pass
+    else:
+        os._exit(2)
     os._exit(0 if not other.acquire(timeout=0.2) and Lock("else", store=sys.argv[1]).acquire(timeout=5) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 lock.ensure_held()
@@ -552,6 +558,27 @@ lock.ensure_held()
 def test_a_fork(redis_server: Server, name: str) -> None:
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+
+
+FORK_AMID = """
+import os, signal, threading
+from headgate.coordination import Lock
+holder, lock = Lock("x", ttl=1.0), Lock("x")
+assert holder.acquire()
+threading.Thread(target=lock.acquire, daemon=True).start()
+while not lock._plans.site.place.line._places:
+    pass
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if Lock("x").acquire() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_fork_while_others_wait() -> None:
+    """Those threads are not in the child, and it does not wait behind them."""
+    subprocess.run([sys.executable, "-c", FORK_AMID], cwd=ROOT, check=True, timeout=40)
 
 
 def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
@@ -600,3 +627,85 @@ def test_an_event_loop_that_is_blocked_stops_nobody(url: str, name: str) -> None
     finally:
         go_on.set()
         thread.join()
+
+
+def test_it_is_lost_a_little_before_the_others_can_have_it(
+    mortal_server: Server, name: str, clock: ManualClock
+) -> None:
+    """A twentieth of the TTL: what two clocks may differ by."""
+    locks = [Lock(name + each, store=mortal_server.patient_url, ttl=20, clock=clock) for each in "ab"]
+    assert all(lock.acquire() for lock in locks)
+    mortal_server.kill()
+    clock.advance(18.9)
+    assert all(lock.held for lock in locks)
+    clock.advance(0.2)
+    assert not any(lock.held for lock in locks) and all(lock.lost.is_set() for lock in locks)
+    assert not locks[0].release(), "lost, though nobody can be asked"
+    locks[0].close()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_lifetime_begins_with_the_question(
+    renewed: bool, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the answer, which may come late."""
+    lock = Lock(name, ttl=30, clock=clock)
+    place = lock._plans.site.place
+    step = place.step
+
+    def late(*arguments: Any) -> Any:
+        reply = step(*arguments)
+        clock.advance(5)
+        return reply
+
+    def never(*_: Any) -> Any:
+        raise StoreUnavailable(name)
+
+    if renewed:
+        assert lock.acquire()
+    monkeypatch.setattr(place, "step", late)
+    if renewed:
+        lock.ensure_held()
+    else:
+        assert lock.acquire()
+    monkeypatch.setattr(place, "step", never)
+    clock.advance(24)
+    assert lock.held
+    clock.advance(1)
+    assert not lock.held
+
+
+def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock = Lock(name, store=f"{proxy.url}?timeout=0.5", ttl=100)
+        assert lock.acquire(timeout=LONG)
+        proxy.swallow_requests = True
+        assert lock.release(), "it was ours"
+        assert redis_server.client().exists(f"lock:{{{name}}}")
+        proxy.swallow_requests = False
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=LONG)
+        lock.close()
+
+
+async def test_a_release_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock = AsyncLock(name, store=f"{proxy.url}?timeout=1", ttl=100)
+        assert await lock.acquire(timeout=LONG)
+        proxy.swallow_requests = True
+        task = asyncio.create_task(lock.release())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert redis_server.client().exists(f"lock:{{{name}}}")
+        proxy.swallow_requests = False
+        assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=LONG)
+        await lock.aclose()
+
+
+def test_the_counter_lives_as_long_as_the_lock(redis_server: Server, name: str) -> None:
+    client = redis_server.client()
+    with Lock(name, store=redis_server.patient_url) as lock:
+        client.pexpire(f"lock:{{{name}}}:fence", 60_000)
+        lock.ensure_held()
+        assert client.pttl(f"lock:{{{name}}}:fence") > 60_000

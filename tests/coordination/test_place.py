@@ -1,5 +1,6 @@
 """What all tools share: connections that nobody has to close, timers, wake-ups."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -24,16 +25,20 @@ from headgate.coordination import (
     Lock,
     Pool,
     WaitQueue,
+    errand,
 )
 from headgate.coordination.machine import Machine, Step
+from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
+from headgate.coordination.site import Site
 from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.clocks import until_async
 from tests.faults.clusters import wait_until
 from tests.servers import PASSWORD, Server, free_port
 
@@ -283,4 +288,46 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
         go_on.set()
         assert acquired.result(20) and waited.result(20)
     lock.release()
+    lock.close()
+
+
+def test_an_errand_ends_when_its_time_is_over() -> None:
+    """From threads and from tasks: nobody tries for ever to reach a Redis that is gone."""
+    site = Site(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None)
+    step, others = Step("release", ("a", 1000)), errand._UNDER_WAY.copy()
+    site.insist(step, site.clock.now() + 600_000)
+    [mine] = errand._UNDER_WAY - others
+    wait_until(lambda: mine not in errand._UNDER_WAY, "it ends")
+    assert site.clock.now() >= mine._until
+
+    async def in_a_task() -> None:
+        site.insist(step, site.clock.now() + 600_000)
+        [mine] = errand._UNDER_WAY - others
+        await until_async(mine._task.done)
+        assert not mine._task.cancelled() and site.clock.now() >= mine._until
+
+    asyncio.run(in_a_task())
+    site.place.close()
+
+
+def test_what_changes_before_the_subscription_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody lets go after the question and before the answer to SUBSCRIBE: then it is asked again."""
+    url = f"{redis_server.url}?timeout=13"
+    elsewhere, other = Lock("x", store=RedisStore(url)), Lock("y", store=RedisStore(url))
+    lock, first = Lock("x", store=url), Lock("y", store=url)
+    monkeypatch.setattr(lock._plans.site.place, "poll", 60.0)
+    assert elsewhere.acquire() and other.acquire()
+    listen = Subscription.listen
+
+    def release_and_listen(self: Subscription, channel: str) -> None:
+        elsewhere.release()
+        listen(self, channel)
+
+    with ThreadPoolExecutor(2) as executor:
+        waits = executor.submit(first.acquire, 40)  # there is a connection before
+        wait_until(lambda: redis_server.client().pubsub_numsub("lock:{y}")[0][1], "it listens")
+        monkeypatch.setattr(Subscription, "listen", release_and_listen)
+        assert executor.submit(lock.acquire, 40).result(20)
+        other.release()
+        assert waits.result(20)
     lock.close()
