@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock
-from headgate.coordination import breaker as module
+from headgate.coordination.inside import Entry
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
 from tests.clocks import until_async
@@ -582,9 +582,9 @@ async def test_those_who_never_leave_are_forgotten(name: str) -> None:
     breaker = AsyncCircuitBreaker(name)
     for _ in range(1500):
         await asyncio.create_task(breaker.__aenter__())
-    assert len(breaker._plans._open) == 1000
+    assert len(breaker._plans.inside._open) == 1000
     gc.collect()
-    kept = sum(isinstance(each, module.Entry) and each.breaker is breaker._plans for each in gc.get_objects())
+    kept = sum(isinstance(each, Entry) and each.of is breaker._plans.inside for each in gc.get_objects())
     assert kept <= 1001
 
 

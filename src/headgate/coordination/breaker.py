@@ -18,12 +18,12 @@ import inspect
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
+from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
 from headgate.coordination.outcome import Ignore, Outcomes
@@ -38,30 +38,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Listener = Callable[[str, str, str], object]  # name, the state before, the state now
-
-
-class Admission(NamedTuple):
-    """A call that was let through: who, in which state of the breaker, and whether Redis or we said so."""
-
-    id: str
-    number: int
-    local: bool
-
-
-class Entry:
-    """A call that is inside; `admission` is None once its result was recorded."""
-
-    __slots__ = ("admission", "breaker", "left")
-
-    def __init__(self, breaker: Plans, admission: Admission) -> None:
-        self.breaker = breaker
-        self.admission: Admission | None = admission
-        self.left = False
-
-
-# What the running code is inside of, of all breakers: a task that it starts is inside, too.
-_INSIDE: ContextVar[tuple[Entry, ...]] = ContextVar("headgate_inside", default=())
-MOST_OPEN = 1000  # calls that can still be left by somebody else
 
 
 class Plans:
@@ -95,7 +71,7 @@ class Plans:
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
         self._outcomes = Outcomes(name, ignore)
         self._on_change = on_change
-        self._open: dict[Entry, None] = {}  # entered and not left, the last at the end
+        self.inside = Inside()
         self._alone = False  # since Redis did not answer
 
     def admit(self) -> Plan[None]:
@@ -108,36 +84,22 @@ class Plans:
         allowed, _, number, _, wait, *_ = reply
         if not allowed:
             raise CircuitOpen(self.site.name, max(wait, 1) / MICROSECONDS)
-        entry = Entry(self, Admission(id, number, local))
-        _INSIDE.set((*(each for each in _INSIDE.get() if not each.left), entry))
-        self._open[entry] = None
-        if len(self._open) > MOST_OPEN:  # those who never leave must not fill the memory
-            self._open.pop(next(iter(self._open)), None)
+        self.inside.enter(Admission(id, number, local))
 
     def leave(self, error: BaseException | None) -> Plan[None]:
         """The end of a call that was let through."""
-        entry = self._entry()
-        if entry is None:  # entered in one thread or task, left in another: the last will do
-            entry = next(reversed(self._open), None)
+        entry = self.inside.leave()
         if entry is None:
             raise RuntimeError(f"the circuit breaker {self.site.name!r} was left more often than entered")
-        entry.left = True
-        self._open.pop(entry, None)
-        _INSIDE.set(tuple(each for each in _INSIDE.get() if not each.left))
         if entry.admission is not None:  # else it was recorded on the way
             yield from self._report(entry.admission, self._outcomes.of(error))
 
     def record(self, outcome: str) -> Plan[None]:
-        entry = self._entry()
+        entry = self.inside.entry()
         admission = None
         if entry:
             admission, entry.admission = entry.admission, None
         yield from self._report(admission or Admission(secrets.token_hex(8), -1, False), outcome)
-
-    def _entry(self) -> Entry | None:
-        """The call that the running code is inside of."""
-        inside = (each for each in reversed(_INSIDE.get()) if each.breaker is self and not each.left)
-        return next(inside, None)
 
     def look(self) -> Plan[str]:
         reply, _ = yield from self._ask("look", "")
