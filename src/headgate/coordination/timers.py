@@ -108,6 +108,7 @@ class Timers:
                     idle += 1
                     if idle > LOOKS and (self._waiting or not self._heap):
                         self._threads -= 1
+                        self._looks_at = math.inf
                         return
                     self._wait()
                     continue
