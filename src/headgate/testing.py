@@ -13,6 +13,9 @@ from collections.abc import Callable
 class ManualClock:
     """Time that stands still until `advance`. Drives memory stores, and wakes whoever waits in `acquire`.
 
+    What is held by this clock is renewed within `advance`, where it has got to: in steps shorter than a third of a TTL
+    nothing is lost, while one leap over the whole TTL is as if the process had been paused for that long.
+
     Starts at midnight UTC, so that every fixed window of a usual length starts there too. Thread-safe.
     """
 
@@ -40,21 +43,22 @@ class ManualClock:
 
     def wait(self, wake: threading.Event, seconds: float | None) -> None:
         """Block until *wake* is set or the clock has been advanced by *seconds*."""
-        self._call_later(seconds, wake.set)
+        if seconds is not None:
+            self.call_later(seconds, wake.set)
         wake.wait()
 
     async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
         """The same without blocking the event loop; `advance` may be called from any thread."""
         loop = asyncio.get_running_loop()
-        self._call_later(seconds, lambda: loop.is_closed() or loop.call_soon_threadsafe(wake.set))
+        if seconds is not None:
+            self.call_later(seconds, lambda: loop.is_closed() or loop.call_soon_threadsafe(wake.set))
         await wake.wait()
 
-    def _call_later(self, seconds: float | None, wake: Callable[[], object]) -> None:
-        if seconds is None:
-            return
+    def call_later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call *call* within `advance`, when it has got that far."""
         with self._lock:
             due = self._now + math.ceil(seconds * 1_000_000)
             if due > self._now:
-                heapq.heappush(self._timers, (due, next(self._count), wake))
+                heapq.heappush(self._timers, (due, next(self._count), call))
                 return
-        wake()
+        call()

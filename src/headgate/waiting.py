@@ -69,6 +69,13 @@ class Line:
         if first:
             first.wake()
 
+    def wake_all(self) -> None:
+        """Let the first of every line ask again."""
+        with self._lock:
+            keys = list(self._places)
+        for key in keys:
+            self.wake(key)
+
     def _first(self, key: str) -> Place | None:
         for place in self._places.get(key, ()):
             if place.runs is None or place.runs():

@@ -1,21 +1,27 @@
 """Three states, a fleet that agrees on them, and never more probes than asked for."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker
-from headgate.errors import CircuitOpen, HeadgateError, InvalidKey
+from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock
+from headgate.coordination.inside import Entry
+from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
+from tests.clocks import until_async
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -528,3 +534,199 @@ async def test_a_function_that_is_not_async(name: str) -> None:
 def test_bad_functions(options: Any) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         CircuitBreaker("b", **options)
+
+
+def test_a_redis_that_is_read_only(mortal_server: Server, name: str) -> None:
+    """It still says that the breaker is closed, and hears of no failure: that is none that answers."""
+    client = mortal_server.client()
+    breaker = CircuitBreaker(name, store=mortal_server.patient_url, failures=3)
+    breaker.record_success()
+    client.replicaof("127.0.0.1", str(free_port()))
+    for _ in range(2):
+        fail(breaker, 3)
+        assert breaker.state == "OPEN"
+        with pytest.raises(CircuitOpen), breaker:
+            raise AssertionError("it is open")
+        client.replicaof("NO", "ONE")
+        assert breaker.state == "CLOSED", "Redis decides again"
+        client.replicaof("127.0.0.1", str(free_port()))
+    breaker.close()
+
+
+async def test_recorded_in_a_task_of_its_own(url: str, name: str, clock: ManualClock) -> None:
+    """As `asyncio.wait_for` may do it."""
+    breaker = AsyncCircuitBreaker(name, store=url, failures=2, clock=clock)
+    for _ in range(2):
+        async with breaker:
+            await asyncio.create_task(breaker.record_failure())
+    assert await breaker.state == "OPEN"
+
+
+async def test_recorded_after_the_call(url: str, name: str, clock: ManualClock) -> None:
+    """A task that outlives the block it was started in is not inside any more."""
+    breaker, over = AsyncCircuitBreaker(name, store=url, failures=1, clock=clock), asyncio.Event()
+
+    async def late() -> None:
+        await over.wait()
+        await breaker.record_failure()
+
+    async with breaker:
+        task = asyncio.create_task(late())
+        await asyncio.sleep(0)
+    over.set()
+    await task
+    assert await breaker.state == "OPEN"
+
+
+async def test_those_who_never_leave_are_forgotten(name: str) -> None:
+    breaker = AsyncCircuitBreaker(name)
+    for _ in range(1500):
+        await asyncio.create_task(breaker.__aenter__())
+    assert len(breaker._plans.inside._open) == 1000
+    gc.collect()
+    kept = sum(isinstance(each, Entry) and each.of is breaker._plans.inside for each in gc.get_objects())
+    assert kept <= 1001
+
+
+def test_left_in_another_thread_while_one_is_inside(url: str, name: str, clock: ManualClock) -> None:
+    """The one that was entered last is left; the other is still a probe."""
+    breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        for method in (breaker.__enter__, partial(breaker.__exit__, OSError, KeyboardInterrupt(), None)):
+            with ThreadPoolExecutor(1) as executor:
+                executor.submit(method).result()
+    assert breaker.state == "HALF_OPEN"
+    with breaker:
+        pass
+    assert breaker.state == "CLOSED", "the body was the first success"
+
+
+def test_an_async_function_is_not_for_threads(name: str) -> None:
+    breaker, called = CircuitBreaker(name), list[int]()
+
+    async def function() -> None:
+        called.append(1)
+
+    class Callable:
+        async def __call__(self) -> None:
+            called.append(1)
+
+    for each in (function, partial(function), Callable()):
+        with pytest.raises(TypeError, match="AsyncCircuitBreaker"):
+            _ = breaker.call(each)
+    assert not called
+
+
+def test_one_that_is_forced_stays_so(redis_server: Server, name: str) -> None:
+    """However long it takes until somebody resets it."""
+    breaker, key = CircuitBreaker(name, store=redis_server.url), f"circuit_breaker:{{{name}}}"
+    breaker.force_open()
+    assert redis_server.client().pttl(key) == -1
+    breaker.reset()
+    assert redis_server.client().pttl(key) > 0
+
+
+def test_one_that_is_forced_stays_so_in_memory(name: str, clock: ManualClock) -> None:
+    breaker, other = CircuitBreaker(name, clock=clock), CircuitBreaker(name + "'", clock=clock)
+    breaker.force_open()
+    clock.advance(400 * 86_400)
+    for _ in range(1100):
+        assert other.state == "CLOSED"
+    assert breaker.state == "OPEN"
+
+
+def test_no_more_probes_than_successes_are_missing(url: str, name: str, clock: ManualClock) -> None:
+    breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        pass
+    with breaker, pytest.raises(CircuitOpen), breaker:
+        raise AssertionError("one is missing, and under way")
+    assert breaker.state == "CLOSED"
+
+
+def test_a_server_whose_clock_is_behind(redis_server: Server, name: str) -> None:
+    """After a failover, say: nobody waits for longer than it is open."""
+    breaker, client = CircuitBreaker(name, store=redis_server.url, failures=1, open_for=60), redis_server.client()
+    breaker.record_failure()
+    client.hincrby(f"circuit_breaker:{{{name}}}", "opened_at", 3_600_000_000)
+    with pytest.raises(CircuitOpen) as caught, breaker:
+        raise AssertionError("it is open")
+    assert caught.value.retry_after <= 60
+
+
+def test_nothing_stays_for_ever(redis_server: Server, name: str) -> None:
+    client, clock = redis_server.client(), ManualClock()
+    url = redis_server.patient_url
+    breaker = CircuitBreaker(name, store=url, rate=0.5, min_calls=2, window=60, open_for=10, lease=30, clock=clock)
+    breaker.record_failure()
+    assert 0 < client.pttl(f"circuit_breaker:{{{name}}}:window") <= 120_000
+    breaker.record_failure()
+    clock.advance(10)
+    with breaker:
+        assert 0 < client.pttl(f"circuit_breaker:{{{name}}}:probes") <= 30_000
+        assert all(client.pttl(key) > 0 for key in client.keys("*"))
+
+
+async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server, name: str) -> None:
+    """Cancelled while it asks: the place of the probe is free long before its lease is over."""
+    with FaultyProxy(redis_server.port) as proxy:
+        rules: Any = {"failures": 1, "open_for": 0.05, "successes": 1, "lease": 100.0}
+        direct = AsyncCircuitBreaker(name, store=redis_server.patient_url, **rules)
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=3", **rules)
+        await direct.record_failure()
+        await asyncio.sleep(0.06)
+        assert await direct.try_recover()
+        before, proxy.hold_back = proxy.held_back, 30.0
+        task = asyncio.create_task(breaker.__aenter__())
+        await until_async(lambda: proxy.held_back > before)
+        with pytest.raises(CircuitOpen):
+            await direct.__aenter__()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        probes = f"circuit_breaker:{{{name}}}:probes"
+        await until_async(lambda: not redis_server.client().exists(probes))
+        async with direct:
+            pass
+        assert await direct.state == "CLOSED"
+        await breaker.aclose()
+
+
+async def test_a_report_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=1", failures=1)
+        assert await breaker.state == "CLOSED"
+        proxy.swallow_requests = True
+        task = asyncio.create_task(breaker.record_failure())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        proxy.swallow_requests = False
+        key = f"circuit_breaker:{{{name}}}"
+        await until_async(lambda: redis_server.client().hget(key, "state") == "OPEN")
+        await breaker.aclose()
+
+
+def test_what_began_alone_ends_alone(mortal_server: Server, name: str) -> None:
+    """Redis is back when the call ends: it did not let it in, and its result is about another time."""
+    url = f"{mortal_server.url}?timeout=1"
+    breaker = CircuitBreaker(name, store=url, failures=1)
+
+    def answers() -> bool:
+        try:
+            return Lock(name, store=url).acquire(timeout=0)
+        except StoreUnavailable:
+            return False
+
+    mortal_server.kill()
+    breaker.__enter__()
+    mortal_server.restart()
+    direct = CircuitBreaker(name, store=mortal_server.patient_url, failures=1)
+    wait_until(answers, "Redis is back")
+    breaker.__exit__(OSError, OSError(), None)
+    assert direct.state == "CLOSED"
+    breaker.close()

@@ -9,17 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncLock, Lock
+from headgate.coordination import AsyncLock, Lock, Pool
 from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, StoreUnavailable
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
+from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -129,36 +131,60 @@ def test_released_by_another_thread(url: str, name: str) -> None:
     assert not lock.held and not lock.release()
 
 
-def test_who_has_it_not_cannot_release_it(url: str, name: str) -> None:
-    """One who tried in vain, or has released it, speaks for nobody else who uses the same object."""
-    lock, inside, leave = Lock(name, store=url), threading.Event(), threading.Event()
-    assert lock.acquire()
-    seen: list[bool] = []
+def test_threads_of_an_executor(url: str, name: str) -> None:
+    """Acquired in one thread, left in another, though both have used it: as `asyncio.to_thread` may do it."""
+    lock = Lock(name, store=url)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for executor in (one, other):
+            assert executor.submit(lock.acquire, LONG).result()
+            assert executor.submit(lock.release).result()
+        one.submit(lock.__enter__).result()
+        assert other.submit(lambda: lock.held and lock.fence).result() == one.submit(lambda: lock.fence).result()
+        other.submit(lock.ensure_held).result()
+        other.submit(lock.__exit__, None, None, None).result()
+        assert not one.submit(lambda: lock.held).result()
+        assert not one.submit(lock.release).result(), "once"
+        assert Lock(name, store=url).acquire(timeout=0), "it was released"
 
-    def try_in_vain() -> None:
-        seen.extend([lock.acquire(timeout=0), lock.held, lock.release()])
-        with pytest.raises(LockLost):
-            lock.ensure_held()
 
-    def hold() -> None:
-        with lock:
-            inside.set()
-            assert leave.wait(LONG)
-            seen.append(lock.held)
-
-    thread = threading.Thread(target=try_in_vain)
-    thread.start()
-    thread.join()
-    assert seen == [False, False, False] and lock.held
+def test_what_a_thread_that_died_holds_can_be_released(name: str, clock: ManualClock) -> None:
+    lock = Lock(name, ttl=30, max_hold=20, clock=clock)
+    for _ in range(3):  # two lose it and say nothing, the third holds it when it ends
+        clock.advance(31)
+        thread = threading.Thread(target=lock.acquire)
+        thread.start()
+        thread.join()
+    del thread
+    gc.collect()
     assert lock.release()
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert inside.wait(LONG)
-    assert not lock.held and not lock.release()
-    assert not Lock(name, store=url).acquire(timeout=0), "it was released by one who had released it before"
-    leave.set()
-    thread.join()
-    assert seen[3:] == [True]
+    assert not lock.release()
+    assert Lock(name, clock=clock).acquire(timeout=0)
+
+
+def test_a_lock_is_not_reentrant(url: str, name: str) -> None:
+    lock = Lock(name, store=url)
+    with lock:
+        with pytest.raises(RuntimeError, match=r"reentrant"), lock:
+            raise AssertionError("it would wait for itself")
+        assert not lock.acquire(timeout=0), "who does not wait for ever is told"
+        assert lock.held
+    assert lock.acquire(timeout=0)
+    lock.release()
+
+
+async def test_a_lock_is_not_reentrant_async(url: str, name: str) -> None:
+    lock = AsyncLock(name, store=url)
+    async with lock:
+        with pytest.raises(RuntimeError, match="reentrant"):
+            await lock.acquire()
+        waiter = asyncio.create_task(enter(lock))  # another task may wait
+        await asyncio.sleep(0.01)
+    assert await waiter
+
+
+async def enter(lock: AsyncLock) -> bool:
+    async with lock:
+        return lock.held
 
 
 async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock) -> None:
@@ -285,6 +311,42 @@ def test_expiry_by_the_clock(name: str, clock: ManualClock) -> None:
     assert other.fence > fence
     assert not one.release()
     assert other.held
+
+
+@pytest.mark.parametrize(("step", "times"), [(1, 100), (9.9, 10)])
+def test_renewed_within_advance(step: float, times: int, name: str, clock: ManualClock) -> None:
+    """By whoever moves the clock, so that it is the same every time."""
+    pool, lock = Pool(name, lease=30, clock=clock), Lock(name, ttl=30, clock=clock)
+    pool.add("a")
+    assert lock.acquire()
+    with pool.acquire() as leased:
+        for _ in range(times):
+            clock.advance(step)
+        assert lock.held and not leased.lost
+        clock.advance(31)
+        assert lock.lost.is_set() and leased.lost, "a leap over the whole TTL is a pause of the process"
+    assert lock.acquire(timeout=0)
+
+
+async def test_renewed_within_advance_async(name: str, clock: ManualClock) -> None:
+    async with AsyncLock(name, ttl=30, clock=clock) as lock:
+        for _ in range(100):
+            clock.advance(1)
+        assert lock.held
+
+
+def test_many_locks_on_a_redis_that_is_far_away(redis_server: Server, name: str) -> None:
+    """One after the other they would take longer than their TTL."""
+    with FaultyProxy(redis_server.port) as proxy:
+        locks = [Lock(f"{name} {number}", store=f"{proxy.url}?timeout=10", ttl=4.0) for number in range(60)]
+        with ThreadPoolExecutor(10) as executor:
+            assert all(executor.map(Lock.acquire, locks))
+            proxy.delay = 0.1
+            time.sleep(8)
+            assert [lock.held for lock in locks] == [True] * 60
+            proxy.delay = 0
+            assert all(executor.map(Lock.release, locks))
+        locks[0].close()
 
 
 def test_taken_away(redis_server: Server, name: str) -> None:
@@ -474,13 +536,19 @@ def test_a_holder_that_dies(redis_server: Server, name: str) -> None:
 
 FORK = """
 import os, sys
-from headgate.coordination import Lock
+from headgate.coordination import Lock, LockLost
 lock = Lock(sys.argv[2], store=sys.argv[1])
 assert lock.acquire(timeout=20)
 child = os.fork()
 if child == 0:
     other = Lock(sys.argv[2], store=sys.argv[1])
     assert not lock.held and not lock.release()
+    try:
+        lock.ensure_held()
+    except LockLost:
+        pass
+    else:
+        os._exit(2)
     os._exit(0 if not other.acquire(timeout=0.2) and Lock("else", store=sys.argv[1]).acquire(timeout=5) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 lock.ensure_held()
@@ -490,6 +558,27 @@ lock.ensure_held()
 def test_a_fork(redis_server: Server, name: str) -> None:
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+
+
+FORK_AMID = """
+import os, signal, threading
+from headgate.coordination import Lock
+holder, lock = Lock("x", ttl=1.0), Lock("x")
+assert holder.acquire()
+threading.Thread(target=lock.acquire, daemon=True).start()
+while not lock._plans.site.place.line._places:
+    pass
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if Lock("x").acquire() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_fork_while_others_wait() -> None:
+    """Those threads are not in the child, and it does not wait behind them."""
+    subprocess.run([sys.executable, "-c", FORK_AMID], cwd=ROOT, check=True, timeout=40)
 
 
 def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
@@ -510,3 +599,113 @@ def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> No
     loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
+
+
+def test_an_event_loop_that_is_blocked_stops_nobody(url: str, name: str) -> None:
+    """One who is not first asks when its time is over: the first may not have looked for as long."""
+    holder, lock = Lock(name, store=url), Lock(name, store=url)
+    assert holder.acquire()
+    blocked, go_on = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        waiter = asyncio.create_task(AsyncLock(name, store=url).acquire())
+        await asyncio.sleep(0.05)
+        blocked.set()
+        go_on.wait(LONG)
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(block(),))
+    thread.start()
+    assert blocked.wait(LONG)
+    holder.release()
+    try:
+        assert lock.acquire(timeout=0)
+        lock.release()
+        assert lock.acquire(timeout=0.1)
+        lock.release()
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_it_is_lost_a_little_before_the_others_can_have_it(
+    mortal_server: Server, name: str, clock: ManualClock
+) -> None:
+    """A twentieth of the TTL: what two clocks may differ by."""
+    locks = [Lock(name + each, store=mortal_server.patient_url, ttl=20, clock=clock) for each in "ab"]
+    assert all(lock.acquire() for lock in locks)
+    mortal_server.kill()
+    clock.advance(18.9)
+    assert all(lock.held for lock in locks)
+    clock.advance(0.2)
+    assert not any(lock.held for lock in locks) and all(lock.lost.is_set() for lock in locks)
+    assert not locks[0].release(), "lost, though nobody can be asked"
+    locks[0].close()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_lifetime_begins_with_the_question(
+    renewed: bool, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with the answer, which may come late."""
+    lock = Lock(name, ttl=30, clock=clock)
+    place = lock._plans.site.place
+    step = place.step
+
+    def late(*arguments: Any) -> Any:
+        reply = step(*arguments)
+        clock.advance(5)
+        return reply
+
+    def never(*_: Any) -> Any:
+        raise StoreUnavailable(name)
+
+    if renewed:
+        assert lock.acquire()
+    monkeypatch.setattr(place, "step", late)
+    if renewed:
+        lock.ensure_held()
+    else:
+        assert lock.acquire()
+    monkeypatch.setattr(place, "step", never)
+    clock.advance(24)
+    assert lock.held
+    clock.advance(1)
+    assert not lock.held
+
+
+def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock = Lock(name, store=f"{proxy.url}?timeout=0.5", ttl=100)
+        assert lock.acquire(timeout=LONG)
+        proxy.swallow_requests = True
+        assert lock.release(), "it was ours"
+        assert redis_server.client().exists(f"lock:{{{name}}}")
+        proxy.swallow_requests = False
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=LONG)
+        lock.close()
+
+
+async def test_a_release_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        lock = AsyncLock(name, store=f"{proxy.url}?timeout=1", ttl=100)
+        assert await lock.acquire(timeout=LONG)
+        proxy.swallow_requests = True
+        task = asyncio.create_task(lock.release())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert redis_server.client().exists(f"lock:{{{name}}}")
+        proxy.swallow_requests = False
+        assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=LONG)
+        await lock.aclose()
+
+
+def test_the_counter_lives_as_long_as_the_lock(redis_server: Server, name: str) -> None:
+    client = redis_server.client()
+    with Lock(name, store=redis_server.patient_url) as lock:
+        client.pexpire(f"lock:{{{name}}}:fence", 60_000)
+        lock.ensure_held()
+        assert client.pttl(f"lock:{{{name}}}:fence") > 60_000

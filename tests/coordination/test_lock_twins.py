@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machines.lock import GONE, MACHINE
+from headgate.coordination.machines.lock import GONE, MACHINE, MOST_GONE
 from tests.coordination.twins import Twins
 from tests.servers import Server
 
@@ -68,3 +68,20 @@ def test_every_trace(redis_server: Server) -> None:
         twins.close()
 
     check()
+
+
+def test_who_has_gone_is_forgotten(redis_server: Server) -> None:
+    """After ten minutes, or when there are too many."""
+    twins = LockTwins(MACHINE, redis_server)
+    client, key = redis_server.client(), MACHINE.keys(twins.name)[2]
+
+    def gone() -> set[int]:
+        return {len(twins.memory._states[("lock", twins.name)].gone), client.zcard(key)}
+
+    for number in range(MOST_GONE + 5):
+        twins.step("release", str(number), TTL)
+        assert gone() == {min(number + 1, MOST_GONE)}
+    twins.clock.advance(GONE / MICROSECONDS)
+    twins.step("release", "last", TTL)
+    assert gone() == {1}
+    twins.close()

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, machines
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, errand, machines
 from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.machines.breaker import MACHINE as BREAKER
 from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.pool import MACHINE as POOL
 from headgate.coordination.machines.queue import MACHINE as QUEUE
 from headgate.errors import StoreUnavailable
+from tests.clocks import until, until_async
 from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.coordination.twins import Twins
 from tests.faults.clusters import wait_until
@@ -419,17 +420,18 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
     direct.add("a")
     queue, lock = WaitQueue(name, store=redis_server.patient_url), Lock(name, store=redis_server.patient_url)
     queue.enqueue("first")
+    with lock:
+        pass  # the server knows all scripts now
+    others = errand._UNDER_WAY.copy()  # of other tests, whose servers may be gone
     with FaultyProxy(redis_server.port) as proxy:
 
         async def take() -> None:
             await AsyncPool(name, store=through(proxy)).acquire(timeout=10)
 
         async def end_amid(work: Any) -> None:
-            proxy.delay = 0
-            await AsyncWaitQueue(name, store=through(proxy)).size()
-            proxy.delay = 0.2
+            before, proxy.hold_back = proxy.held_back, 30.0
             task = asyncio.ensure_future(work())
-            await asyncio.sleep(0.1)
+            await until_async(lambda: proxy.held_back > before)  # the server has done it, and nobody here knows
             if cancels:
                 task.cancel()
                 await task  # else the loop does so while it ends
@@ -441,7 +443,7 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         ):
             with pytest.raises(asyncio.CancelledError) if cancels else nullcontext():
                 asyncio.run(end_amid(work))
-        proxy.delay = 0
+            until(lambda: errand._UNDER_WAY <= others)
         assert lock.acquire(timeout=10)
         assert direct.acquire(timeout=10).member == "a"
         assert queue.dequeue(timeout=10) == "first"

@@ -1,14 +1,21 @@
 """What all tools share: connections that nobody has to close, timers, wake-ups."""
 
+import asyncio
+import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
 
+from headgate import coordination
+from headgate.clock import SYSTEM_CLOCK, SystemClock
 from headgate.coordination import (
     AsyncCircuitBreaker,
     AsyncLock,
@@ -18,13 +25,22 @@ from headgate.coordination import (
     Lock,
     Pool,
     WaitQueue,
+    errand,
 )
+from headgate.coordination.machine import Machine, Step
+from headgate.coordination.machines.lock import MACHINE as LOCK
+from headgate.coordination.machines.lock import LockState
+from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
-from headgate.errors import StoreUnavailable
+from headgate.coordination.site import Site
+from headgate.coordination.subscription import Subscription
+from headgate.coordination.timers import MOST, Timers
+from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.clocks import until_async
 from tests.faults.clusters import wait_until
-from tests.servers import Server, free_port
+from tests.servers import PASSWORD, Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -95,26 +111,52 @@ def test_the_log_is_right_for_tools_too(caplog: pytest.LogCaptureFixture) -> Non
     lock.close()
 
 
-def test_timers_end_when_nothing_is_left_to_do() -> None:
-    clock = ManualClock()
+def test_a_manual_clock_needs_no_thread() -> None:
+    """What is held is renewed by whoever moves the clock; 50 tests that forget to release leave nothing behind."""
     before = threading.active_count()
-    lock = Lock("x", clock=clock)
-    for _ in range(3):
-        with lock:
-            pass
-    wait_until(lambda: threading.active_count() <= before, "the thread ends, although the clock stands still")
+    for _ in range(50):
+        clock = ManualClock()
+        lock = Lock("x", clock=clock)
+        assert lock.acquire()
+        clock.advance(11)
+        assert lock.held
+    assert threading.active_count() <= before
+
+
+def timers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "headgate-timers"}
 
 
 def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
     """To start one for each would cost ten times as much as the lock."""
-    lock = Lock("moments")
-    with lock:
-        timers = lock._plans.site.place.timers
-    thread = timers._thread
+    lock = Lock("moments", clock=SystemClock())  # not what others use
     for _ in range(50):
         with lock:
             pass
-    assert thread is timers._thread is not None
+    assert lock._plans.site.place.timers._threads == 1
+
+
+def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes long holds up no other; they end when nothing is left to do."""
+    monkeypatch.setattr("headgate.coordination.timers.LOOK", 0.02)
+    here, seen, hangs = Timers(SYSTEM_CLOCK), list[int](), threading.Event()
+    before = timers()
+    for number in (3, 1, 2):
+        here.later(number / 100, partial(seen.append, number))
+    here.later(0.015, partial(seen.append, 0)).cancel()
+    wait_until(lambda: len(seen) == 3, "all were called")
+    assert sorted(seen) == [1, 2, 3]
+    for _ in range(MOST - 1):
+        here.later(0, partial(hangs.wait, 20))
+    here.later(0, lambda: 1 / 0)
+    here.later(0, partial(seen.append, 4))
+    wait_until(lambda: seen[-1] == 4, "one thread is left for it")
+    assert len(timers() - before) <= MOST
+    hangs.set()
+    for number in (5, 6):
+        wait_until(lambda: not here._threads, "nothing is left to do")
+        here.later(0.05, partial(seen.append, number))
+        wait_until(lambda: seen[-1] == number, "another thread does it")  # noqa: B023  # it is called at once
 
 
 def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
@@ -140,3 +182,155 @@ def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
     other.timers.later(0, done.set)
     assert done.wait(20) and not hangs.is_set()
     hangs.set()
+
+
+def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
+    """The second user of docs/redis.md, who has no limiter."""
+    [_, rights] = re.findall(r"^user headgate on (.*)$", (ROOT / "docs" / "redis.md").read_text(), re.M)
+    redis_server.client().execute_command("ACL", "SETUSER", "alone", "reset", "on", *rights.split())
+    url = f"redis://alone:secret@127.0.0.1:{redis_server.port}/0?timeout=10"
+    with Lock("x", store=url) as lock:
+        lock.ensure_held()
+    breaker = CircuitBreaker("x", store=url, rate=0.5, failures=1)
+    breaker.record_failure()
+    breaker.force_open()
+    breaker.reset()
+    assert breaker.state == "CLOSED"
+    pool = Pool("x", store=url, quota="5/minute", failures=1)
+    pool.add("a", "b")
+    with pool.acquire(timeout=20) as leased:
+        assert leased.renew()
+    pool.retire("b")
+    assert pool.status().members
+    queue = WaitQueue("x", store=url)
+    assert queue.enqueue("1") == 0 and queue.enqueue("2") == 1
+    assert queue.cancel("2") and queue.dequeue() == "1" and len(queue) == 0
+    lock.close()
+
+
+def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
+    """A few states a step, so that no step takes long however many there are; and fences still grow."""
+    place = place_of("memory://", clock)
+    assert isinstance(place, Memory)
+    fences = dict[str, int]()
+    for round in range(3):
+        for number in range(1000):
+            lock = Lock(f"job {number}" if number < 10 else f"job {round} {number}", clock=clock)
+            with lock:
+                assert lock.fence > fences.get(lock.name, 0)
+                fences[lock.name] = lock.fence
+        clock.advance(601)
+    looked = 0
+
+    class Watched(LockState):
+        def idle(self, now: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().idle(now)
+
+    for number in range(5000):
+        place.step(Machine("watched", ("",), "", Watched), str(number), Step("acquire", ("a", 30_000, "")))
+        assert looked <= 2 * (number + 1)
+    assert len([name for machine, name in place._states if machine == "lock"]) == 0
+    assert len(place._states) == 5000, "what is held stays"
+
+
+TOOLS = [Lock, AsyncLock, CircuitBreaker, AsyncCircuitBreaker, Pool, AsyncPool, WaitQueue, AsyncWaitQueue]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_a_tool_says_of_itself(tool: Any, redis_server: Server) -> None:
+    """Its kind, its name and where it is, and no password."""
+    assert repr(tool("x")) == f"<{tool.__name__} 'x' at memory://>"
+    shown = repr(tool("x", store=redis_server.patient_url))
+    assert str(redis_server.port) in shown and "redis://" in shown and PASSWORD not in shown
+
+
+@pytest.mark.parametrize("timeout", [1e308, 10**400, float("inf"), -1, float("nan"), "5", True], ids=str)
+def test_bad_timeouts(timeout: Any) -> None:
+    for wait in (Lock("x").acquire, Pool("x").acquire, WaitQueue("x").dequeue, partial(WaitQueue("x").wait, "1")):
+        with pytest.raises(ValueError, match="at most a year"):
+            wait(timeout=timeout)
+    with pytest.raises(ValueError, match="at most a year"):
+        Lock("x", timeout=timeout)
+
+
+def test_errors_come_with_the_tools() -> None:
+    for error in (CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable):
+        assert getattr(coordination, error.__name__) is error
+        assert error.__name__ in coordination.__all__
+
+
+def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The subscription breaks; it is made again at once, and whoever waits looks what happened meanwhile."""
+    monkeypatch.setattr("headgate.coordination.subscription.PAUSE", 30.0)
+    url = f"{redis_server.url}?timeout=12"
+    elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
+    queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
+    place = lock._plans.site.place
+    monkeypatch.setattr(place, "poll", 60.0)  # nothing but a message wakes anybody
+    monkeypatch.setattr("headgate.coordination.queue.BEAT", 60.0)
+    monkeypatch.setattr("headgate.coordination.queue.ALIVE", 60.0)
+    go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
+
+    def connect_later(self: Subscription) -> Any:
+        assert go_on.wait(20)
+        return connect(self)
+
+    assert elsewhere.acquire()
+    with ThreadPoolExecutor(2) as executor:
+        acquired = executor.submit(lock.acquire, 40)
+        wait_until(lambda: client.pubsub_numsub("lock:{x}")[0][1], "it listens")
+        waited = executor.submit(queue.wait, "1", 40)
+        wait_until(lambda: client.pubsub_numsub("token_queue:{x}")[0][1] and len(desk), "both listen")
+        wait_until(lambda: acquired.running() and waited.running(), "both wait")
+        monkeypatch.setattr(Subscription, "_connect", connect_later)
+        client.client_kill_filter(_type="pubsub")
+        elsewhere.release()
+        assert desk.dequeue(timeout=20) == "1"
+        go_on.set()
+        assert acquired.result(20) and waited.result(20)
+    lock.release()
+    lock.close()
+
+
+def test_an_errand_ends_when_its_time_is_over() -> None:
+    """From threads and from tasks: nobody tries for ever to reach a Redis that is gone."""
+    site = Site(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None)
+    step, others = Step("release", ("a", 1000)), errand._UNDER_WAY.copy()
+    site.insist(step, site.clock.now() + 600_000)
+    [mine] = errand._UNDER_WAY - others
+    wait_until(lambda: mine not in errand._UNDER_WAY, "it ends")
+    assert site.clock.now() >= mine._until
+
+    async def in_a_task() -> None:
+        site.insist(step, site.clock.now() + 600_000)
+        [mine] = errand._UNDER_WAY - others
+        await until_async(mine._task.done)
+        assert not mine._task.cancelled() and site.clock.now() >= mine._until
+
+    asyncio.run(in_a_task())
+    site.place.close()
+
+
+def test_what_changes_before_the_subscription_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody lets go after the question and before the answer to SUBSCRIBE: then it is asked again."""
+    url = f"{redis_server.url}?timeout=13"
+    elsewhere, other = Lock("x", store=RedisStore(url)), Lock("y", store=RedisStore(url))
+    lock, first = Lock("x", store=url), Lock("y", store=url)
+    monkeypatch.setattr(lock._plans.site.place, "poll", 60.0)
+    assert elsewhere.acquire() and other.acquire()
+    listen = Subscription.listen
+
+    def release_and_listen(self: Subscription, channel: str) -> None:
+        elsewhere.release()
+        listen(self, channel)
+
+    with ThreadPoolExecutor(2) as executor:
+        waits = executor.submit(first.acquire, 40)  # there is a connection before
+        wait_until(lambda: redis_server.client().pubsub_numsub("lock:{y}")[0][1], "it listens")
+        monkeypatch.setattr(Subscription, "listen", release_and_listen)
+        assert executor.submit(lock.acquire, 40).result(20)
+        other.release()
+        assert waits.result(20)
+    lock.close()

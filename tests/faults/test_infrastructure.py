@@ -1,6 +1,9 @@
 """The servers and the proxy of these tests do what they say, without headgate."""
 
+import gc
+import socket
 import time
+import warnings
 from contextlib import suppress
 
 import pytest
@@ -71,3 +74,16 @@ def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
         with pytest.raises(redis.ConnectionError):
             client.evalsha(sha, 0)
         assert client.evalsha(sha, 0) == [1, 1, 9, 0, 0]
+
+
+def test_a_proxy_that_ends_leaves_nothing_open(node: Node) -> None:
+    """Whoever connects while it ends is cut off: a warning about it would come in the middle of another test."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(50):
+            with FaultyProxy(node.port) as proxy:
+                port = int(proxy.url.rsplit(":", 1)[1].split("/")[0])
+                client = socket.create_connection(("127.0.0.1", port))
+            client.close()
+        gc.collect()
+    assert not [str(warning.message) for warning in seen]

@@ -12,6 +12,7 @@ from headgate.coordination.lock import AsyncLock, Lock
 from headgate.coordination.pool import CRAWLER, AsyncPool, Pool
 from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
 from headgate.coordination.status import PoolStatus
+from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 
 __all__ = [
     "CRAWLER",
@@ -21,9 +22,15 @@ __all__ = [
     "AsyncPool",
     "AsyncWaitQueue",
     "CircuitBreaker",
+    "CircuitOpen",
     "Leased",
     "Lock",
+    "LockLost",
+    "LockTimeout",
     "Pool",
+    "PoolExhausted",
     "PoolStatus",
+    "QueueFull",
+    "StoreUnavailable",
     "WaitQueue",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from headgate.clock import MICROSECONDS, Clock
 
 LONGEST = 366 * 86_400.0  # seconds
@@ -12,21 +10,21 @@ LONGEST = 366 * 86_400.0  # seconds
 def seconds(name: str, value: float) -> float:
     """A number of seconds, more than 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST:
-        raise ValueError(f"{name} must be seconds, more than 0 and at most a year, got {value!r}")
+        raise ValueError(f"{name} must be seconds, more than 0 and at most a year, got {value!r:.80}")
     return float(value)
 
 
 def duration(name: str, value: float) -> float:
     """A number of seconds that may be 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
-        raise ValueError(f"{name} must be seconds >= 0 and at most a year, got {value!r}")
+        raise ValueError(f"{name} must be seconds >= 0 and at most a year, got {value!r:.80}")
     return float(value)
 
 
 def count(name: str, value: int) -> int:
     """A whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
-        raise ValueError(f"{name} must be a whole number from 1 to 1,000,000, got {value!r}")
+        raise ValueError(f"{name} must be a whole number from 1 to 1,000,000, got {value!r:.80}")
     return value
 
 
@@ -34,6 +32,8 @@ def deadline(clock: Clock, timeout: float | None) -> int | None:
     """When *timeout* seconds from now are over, in the clock's microseconds; None: never."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
-        raise ValueError(f"timeout must be seconds >= 0, or None to wait for ever, got {timeout!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST:
+        raise ValueError(
+            f"timeout must be seconds >= 0 and at most a year, or None to wait for ever, got {timeout!r:.80}"
+        )
     return clock.now() + round(timeout * MICROSECONDS)

@@ -14,17 +14,16 @@ an older one is dropped. When Redis does not answer, a breaker of the same rules
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import secrets
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, seconds
+from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
 from headgate.coordination.outcome import Ignore, Outcomes
@@ -39,14 +38,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Listener = Callable[[str, str, str], object]  # name, the state before, the state now
-
-
-class Admission(NamedTuple):
-    """A call that was let through: who, in which state of the breaker, and whether Redis or we said so."""
-
-    id: str
-    number: int
-    local: bool
 
 
 class Plans:
@@ -80,10 +71,10 @@ class Plans:
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
         self._outcomes = Outcomes(name, ignore)
         self._on_change = on_change
-        self._inside: dict[object, list[Admission | None]] = {}
+        self.inside = Inside()
         self._alone = False  # since Redis did not answer
 
-    def admit(self, caller: object) -> Plan[None]:
+    def admit(self) -> Plan[None]:
         id = secrets.token_hex(8)
         try:
             reply, local = yield from self._ask("admit", id)
@@ -93,26 +84,21 @@ class Plans:
         allowed, _, number, _, wait, *_ = reply
         if not allowed:
             raise CircuitOpen(self.site.name, max(wait, 1) / MICROSECONDS)
-        self._inside.setdefault(caller, []).append(Admission(id, number, local))
+        self.inside.enter(Admission(id, number, local))
 
-    def leave(self, caller: object, error: BaseException | None) -> Plan[None]:
+    def leave(self, error: BaseException | None) -> Plan[None]:
         """The end of a call that was let through."""
-        if caller not in self._inside:  # entered in one thread or task, left in another: any admission will do
-            caller = next(iter(self._inside), None)
-        inside = self._inside.get(caller)
-        if not inside:
+        entry = self.inside.leave()
+        if entry is None:
             raise RuntimeError(f"the circuit breaker {self.site.name!r} was left more often than entered")
-        admission = inside.pop()
-        if not inside:
-            del self._inside[caller]
-        if admission is not None:  # else it was recorded on the way
-            yield from self._report(admission, self._outcomes.of(error))
+        if entry.admission is not None:  # else it was recorded on the way
+            yield from self._report(entry.admission, self._outcomes.of(error))
 
-    def record(self, caller: object, outcome: str) -> Plan[None]:
-        inside = self._inside.get(caller)
+    def record(self, outcome: str) -> Plan[None]:
+        entry = self.inside.entry()
         admission = None
-        if inside:
-            admission, inside[-1] = inside[-1], None
+        if entry:
+            admission, entry.admission = entry.admission, None
         yield from self._report(admission or Admission(secrets.token_hex(8), -1, False), outcome)
 
     def look(self) -> Plan[str]:
@@ -140,13 +126,14 @@ class Plans:
     def _ask(self, op: str, id: str, number: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:
         local = False
         try:
+            if self._alone:
+                # one that is read-only answers many steps, so it is asked for one that writes, and changes nothing
+                yield Step("report", (secrets.token_hex(8), -1, "ignored", *self.rules))
+                self._alone = False
+                self._locally("force", secrets.token_hex(8), -1, "")  # what was learned alone was about that time
             reply = yield Step(op, (id, number, outcome, *self.rules))
         except StoreUnavailable:
             reply, local, self._alone = self._locally(op, id, -1, outcome), True, True
-        else:
-            if self._alone:  # what was learned alone was about that time
-                self._alone = False
-                self._locally("force", secrets.token_hex(8), -1, "")
         if reply[5]:
             self._tell(reply[5], reply[1])
         return reply, local
@@ -201,6 +188,9 @@ class CircuitBreaker:
         self._plans.site.place.check(tasks=False)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<CircuitBreaker {self._plans.site!r}>"
+
     @property
     def state(self) -> str:
         """CLOSED, OPEN or HALF_OPEN. One that could recover stays OPEN until somebody tries."""
@@ -208,16 +198,18 @@ class CircuitBreaker:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call *function* through the breaker."""
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+            raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
         with self:
             return function(*args, **kwargs)
 
     def record_success(self) -> None:
         """Count a success; within ``with``, as the result of this call."""
-        self._run(self._plans.record(threading.get_ident(), "success"))
+        self._run(self._plans.record("success"))
 
     def record_failure(self) -> None:
         """Count a failure; within ``with``, as the result of this call: for bad answers that are no exceptions."""
-        self._run(self._plans.record(threading.get_ident(), "failure"))
+        self._run(self._plans.record("failure"))
 
     def try_recover(self) -> bool:
         """Go from OPEN to HALF_OPEN if the time has come; whether it did."""
@@ -240,11 +232,11 @@ class CircuitBreaker:
         self._plans.site.place.close()
 
     def __enter__(self) -> Self:
-        self._run(self._plans.admit(threading.get_ident()))
+        self._run(self._plans.admit())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._run(self._plans.leave(threading.get_ident(), error))
+        self._run(self._plans.leave(error))
 
     def _run(self, plan: Plan[T]) -> T:
         return self._plans.site.run(lambda _: plan)
@@ -274,6 +266,9 @@ class AsyncCircuitBreaker:
         self._plans.site.place.check(tasks=True)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<AsyncCircuitBreaker {self._plans.site!r}>"
+
     @property
     def state(self) -> Coroutine[Any, Any, str]:
         """CLOSED, OPEN or HALF_OPEN, awaited. One that could recover stays OPEN until somebody tries."""
@@ -291,11 +286,11 @@ class AsyncCircuitBreaker:
 
     async def record_success(self) -> None:
         """Count a success; within ``async with``, as the result of this call."""
-        await self._run(self._plans.record(asyncio.current_task(), "success"))
+        await self._run(self._plans.record("success"))
 
     async def record_failure(self) -> None:
         """Count a failure; within ``async with``, as the result of this call."""
-        await self._run(self._plans.record(asyncio.current_task(), "failure"))
+        await self._run(self._plans.record("failure"))
 
     async def try_recover(self) -> bool:
         """Go from OPEN to HALF_OPEN if the time has come; whether it did."""
@@ -318,13 +313,13 @@ class AsyncCircuitBreaker:
         await self._plans.site.place.aclose()
 
     async def __aenter__(self) -> Self:
-        await self._run(self._plans.admit(asyncio.current_task()))
+        await self._run(self._plans.admit())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self._run(self._plans.leave(asyncio.current_task(), error))
+        await self._run(self._plans.leave(error))
 
     def _run(self, plan: Plan[T]) -> Coroutine[Any, Any, T]:
         return self._plans.site.arun(lambda _: plan)

@@ -1,6 +1,6 @@
 """Steps that are to be done though nobody waits for them: to give back what a caller who is gone may have taken.
 
-An errand runs in the event loop of its caller, or in the thread of the timers if there is none; and in that thread when
+An errand runs in the event loop of its caller, or in a thread of the timers if there is none; and in a thread when
 the loop ends before it is done. A process that ends waits a moment for what is left.
 """
 

@@ -1,4 +1,8 @@
-"""Who holds a lock, of those who use one `Lock` object: each thread or task has acquisitions of its own."""
+"""Who holds a lock, of those who use one `Lock` object.
+
+Each thread or task has acquisitions of its own, and who has none speaks for whoever has: what one thread of an executor
+acquired, another may release.
+"""
 
 from __future__ import annotations
 
@@ -46,31 +50,30 @@ class Hold:
 
 
 class Holds:
-    """The last acquisition of each thread or task."""
+    """The last acquisition of each thread or task, and the last of all."""
 
     def __init__(self) -> None:
-        self._of: weakref.WeakKeyDictionary[object, Hold | None] = weakref.WeakKeyDictionary()  # None: only tried
-        self._only: Hold | None = None  # the last one, unless two callers ever had one that was not released
-        self._several = False
+        self._of: weakref.WeakKeyDictionary[object, Hold] = weakref.WeakKeyDictionary()
+        self._last: Hold | None = None
 
     def remember(self, hold: Hold, caller: object) -> None:
-        other = self._only if self._only and self._only is not self._of.get(caller) else None
-        self._several = self._several or (other is not None and not other.released)
-        self._of[caller] = hold
-        self._only = None if self._several else hold
+        self._of[caller] = self._last = hold
 
-    def tries(self, caller: object) -> None:
-        """From now on *caller* speaks for itself only."""
-        self._of.setdefault(caller, None)
+    def of(self, caller: object) -> Hold | None:
+        """What *caller* itself acquired last."""
+        return None if caller is None else self._of.get(caller)
 
     def own(self, caller: object) -> Hold | None:
-        """What *caller* acquired last, released, lost or not.
-
-        One who never tried may speak for the only one who did: to release it in another thread, say.
-        """
-        return self._of[caller] if caller is not None and caller in self._of else self._only
+        """What *caller* has to release, lost or not; or what anybody has; or else what there was last."""
+        mine = self.of(caller)
+        if mine and not mine.released:
+            return mine
+        return self._last if mine is None or (self._last and not self._last.released) else mine
 
     def take(self, caller: object) -> Hold | None:
-        """The same to be released; None if there is nothing. What a parent holds is not its child's."""
+        """The same to be released, once; None if there is nothing. What a parent holds is not its child's."""
         hold = self.own(caller)
-        return hold if hold and (not hold.over or hold.lost.is_set()) and hold.process == os.getpid() else None
+        if hold is None or hold.released or hold.process != os.getpid():
+            return None
+        hold.released = True
+        return hold

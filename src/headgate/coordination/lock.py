@@ -53,11 +53,14 @@ class Plans:
     def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
         until = deadline(self.clock, timeout)
         owner = secrets.token_hex(12)
+        asked = False
         with turn:
             while True:
                 pause: float | None = None  # until it is first
                 problem = None
-                if turn.first:
+                # whose time is over asks once, first or not: an event loop before it may be blocked
+                if turn.first or not (asked or until is None or self.clock.now() < until):
+                    asked = True
                     pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
                     sent = self.clock.now()
                     try:
@@ -88,6 +91,11 @@ class Plans:
                         self._abandon(owner)
                     raise
 
+    def refuse_twice(self, caller: object, timeout: float | None) -> None:
+        """Who waits for itself would do so for ever."""
+        if timeout is None and self.is_held(self.holds.of(caller)):
+            raise RuntimeError(f"the lock {self.site.name!r} is not reentrant, and held by who asks for it again")
+
     def renew(self, hold: Hold) -> Plan[None]:
         sent = self.clock.now()
         if hold.most is None or sent < hold.most:
@@ -105,7 +113,6 @@ class Plans:
 
     def release(self, hold: Hold) -> Plan[bool]:
         ours = self.clock.now() < hold.until and not hold.lost.is_set()
-        hold.released = True
         hold.end()
         try:
             [released] = yield Step("release", (hold.owner, self.ttl_ms))
@@ -177,6 +184,9 @@ class Lock:
         self.name = name
         self._never = threading.Event()
 
+    def __repr__(self) -> str:
+        return f"<Lock {self._plans.site!r}>"
+
     @property
     def held(self) -> bool:
         """Whether it is ours for all we know; asks nobody."""
@@ -200,7 +210,7 @@ class Lock:
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
         lost = threading.Event()
-        self._plans.holds.tries(threading.current_thread())
+        self._plans.refuse_twice(threading.current_thread(), timeout)
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
             return False
@@ -260,6 +270,9 @@ class AsyncLock:
         self.name = name
         self._never = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<AsyncLock {self._plans.site!r}>"
+
     @property
     def held(self) -> bool:
         """Whether it is ours for all we know; asks nobody."""
@@ -286,7 +299,7 @@ class AsyncLock:
 
     async def _acquire(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # made before there was an event loop
-        self._plans.holds.tries(caller)
+        self._plans.refuse_twice(caller, timeout)
         lost = asyncio.Event()
         hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
@@ -23,13 +24,13 @@ class Memory:
     """States in this process: shared by all threads and event loops, gone when it ends."""
 
     poll = POLL
+    shown = "memory://"
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.timers = _timers(clock)
         self.restart()
-        self._states: dict[tuple[str, str], Any] = {}
-        self._steps = 0
+        self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def restart(self) -> None:
         self.line = Line()
@@ -43,12 +44,18 @@ class Memory:
             if state is None:
                 state = self._states[key] = machine.state()
             reply: Reply = getattr(state, step.op)(now, *step.arguments)
-            self._steps += 1
-            if self._steps % 1024 == 0:
-                for old in [key for key, state in self._states.items() if state.idle(now)]:
-                    del self._states[old]
+            self._sweep(now)
         wake(self.line, machine.keys(name)[0], step, reply)
         return reply
+
+    def _sweep(self, now: int) -> None:
+        """Look at two states, in turn, and forget those that say nothing any more: faster than a step can make new."""
+        for _ in range(min(2, len(self._states))):
+            key = next(iter(self._states))
+            if self._states[key].idle(now):
+                del self._states[key]
+            else:
+                self._states.move_to_end(key)
 
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
         return self.step(machine, name, step)

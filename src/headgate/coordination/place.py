@@ -26,6 +26,7 @@ class Place(Protocol):
     timers: Timers
     line: Line
     poll: float
+    shown: str  # without secrets
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply: ...
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply: ...

@@ -161,6 +161,9 @@ class Pool:
         self._plans.site.place.check(tasks=False)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<Pool {self._plans.site!r}>"
+
     def add(self, *members: str) -> None:
         """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""
         self._run(lambda _: self._plans.add(members))
@@ -235,6 +238,9 @@ class AsyncPool:
         self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
         self._plans.site.place.check(tasks=True)
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"<AsyncPool {self._plans.site!r}>"
 
     async def add(self, *members: str) -> None:
         """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""

@@ -179,6 +179,9 @@ class WaitQueue:
         self._plans.site.place.check(tasks=False)
         self.name = name
 
+    def __repr__(self) -> str:
+        return f"<WaitQueue {self._plans.site!r}>"
+
     def enqueue(self, id: str, timeout: float | None = None) -> int:
         """Put *id* at the end, for *timeout* seconds; how many are before it. One that is in line keeps its place."""
         return self._run(lambda _: self._plans.enqueue(id, timeout))
@@ -233,6 +236,9 @@ class AsyncWaitQueue:
         self._plans = Plans(name, store, timeout, max_length, clock)
         self._plans.site.place.check(tasks=True)
         self.name = name
+
+    def __repr__(self) -> str:
+        return f"<AsyncWaitQueue {self._plans.site!r}>"
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
         """Put *id* at the end, for *timeout* seconds; how many are before it. One that is in line keeps its place."""

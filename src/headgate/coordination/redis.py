@@ -28,6 +28,7 @@ class Redis:
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.timers = Timers(self.clock)  # of its own: a Redis that hangs must not hold up what is kept at another
         self._target = store._source if isinstance(store._source, Target) else None
+        self.shown = self._target.shown if self._target else "the client's Redis"
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self.poll = POLL if self._target else POLL_UNHEARD
         self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
@@ -79,7 +80,7 @@ class Redis:
                 if self._subscription is None:
                     from headgate.coordination.subscription import Subscription
 
-                    self._subscription = Subscription(self._target, self._heard)
+                    self._subscription = Subscription(self._target, self._heard, self.line.wake_all)
             self._subscription.listen(channel)
 
     def leave(self, channel: str) -> None:

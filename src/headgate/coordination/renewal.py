@@ -1,6 +1,6 @@
 """Keep what is held: renew it when it is due, as long as somebody refers to it.
 
-One thread a place keeps the time (see `headgate.coordination.timers`); what belongs to an event loop is renewed there.
+Threads of its place keep the time (see `headgate.coordination.timers`); what belongs to an event loop is renewed there.
 Who forgets what it holds is as good as dead: the references are weak.
 """
 
@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from typing import Any, Protocol, TypeVar
 
+from headgate.coordination.memory import Memory
 from headgate.coordination.site import Plan, Site
 from headgate.coordination.timers import Timer
 
@@ -36,7 +37,7 @@ class Keeper(Protocol[T_contra]):
 
 
 def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = None) -> None:
-    """Renew *held* again and again until it is over; in *loop*, or in the thread of the timers."""
+    """Renew *held* again and again until it is over; in *loop*, or in a thread of the timers."""
     if held.over:
         return
     its_keeper, its_held = weakref.ref(keeper), weakref.ref(held)
@@ -45,9 +46,9 @@ def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = No
         keeper, held = its_keeper(), its_held()
         if keeper is None or held is None or held.over:
             return
-        if loop is None:
+        if loop is None or (isinstance(keeper.site.place, Memory) and _running() is loop):  # moved by hand, in the loop
             keeper.site.run(lambda _: keeper.renew(held))
-            keep(keeper, held)
+            keep(keeper, held, loop)
         elif not loop.is_closed():
             loop.call_soon_threadsafe(lambda: keeper.site.start(_renew(keeper, held, loop)))
 
@@ -57,3 +58,10 @@ def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = No
 async def _renew(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop) -> None:
     await keeper.site.arun(lambda _: keeper.renew(held))
     keep(keeper, held, loop)
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

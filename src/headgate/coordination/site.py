@@ -88,6 +88,9 @@ class Site:
         self.channel = machine.keys(self.name)[0]
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def __repr__(self) -> str:
+        return f"{self.name!r} at {self.place.shown}"
+
     def step(self, op: str, *arguments: str | int) -> Reply:
         """One operation, for threads."""
         return self.place.step(self.machine, self.name, Step(op, arguments))

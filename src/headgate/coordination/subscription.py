@@ -1,7 +1,8 @@
 """Wake-ups from Redis: one subscription a process, however many wait.
 
 A message on a channel means that something about it has changed: whoever waits first asks again. Messages may get
-lost, so everybody who waits also has a timer; nothing depends on a message but speed.
+lost, so everybody who waits also has a timer; nothing depends on a message but speed. A connection that breaks is made
+again at once, and then everybody is woken: what happened meanwhile nobody has heard.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ LONGEST_PAUSE = 5.0
 class Subscription:
     """The channels that somebody in this process waits on. Thread-safe."""
 
-    def __init__(self, target: Target, wake: Callable[[str, str], object]) -> None:
+    def __init__(self, target: Target, wake: Callable[[str, str], object], wake_all: Callable[[], object]) -> None:
         self._target = target
         self._wake = wake
+        self._wake_all = wake_all
         self._lock = threading.RLock()  # a garbage collection may call us while we hold it
         self._waiting: dict[str, int] = {}
         self._left: dict[str, float] = {}  # nobody waits there since
         self._connection: Any = None
         self._thread: threading.Thread | None = None
+        self._worked = False  # the last connection, for a while
 
     def listen(self, channel: str) -> None:
         """Hear *channel* from now on, or soon: its line is woken when the subscription stands."""
@@ -82,13 +85,16 @@ class Subscription:
     def _run(self) -> None:
         pause = PAUSE
         while True:
-            begun = monotonic()
+            begun, self._worked = monotonic(), False
             try:
                 self._hear()
                 return
             except (RedisError, OSError, ValueError) as error:
                 problem = error
-            pause = PAUSE if monotonic() - begun > LONGEST_PAUSE else min(2 * pause, LONGEST_PAUSE)
+            if self._worked and (pause or monotonic() - begun > PAUSE):
+                pause = 0.0
+            else:
+                pause = min(max(2 * pause, PAUSE), LONGEST_PAUSE)
             with self._lock:
                 if self._connection is not None:
                     self._connection.disconnect()
@@ -108,7 +114,7 @@ class Subscription:
             self._connection = connection
             if channels := [*self._waiting, *self._left]:
                 self._send("SUBSCRIBE", *channels)
-        asked = False
+        asked, unheard = False, len(channels)
         while True:
             if connection.can_read(timeout=SILENCE):
                 asked = False
@@ -116,6 +122,11 @@ class Subscription:
                 kind = text(message[0]) if isinstance(message, list) else ""
                 if kind in ("message", "subscribe"):
                     self._wake(text(message[1]), text(message[2]) if kind == "message" else "")
+                if kind == "subscribe":
+                    unheard -= 1
+                    if unheard == 0:
+                        self._worked = True
+                        self._wake_all()
             elif asked:
                 raise TimeoutError("the server is silent")
             else:

@@ -13,7 +13,7 @@ from headgate.coordination.machine import Machine, forget
 SLICES = 10  # of a window of failure rates
 SEEN = 30 * MICROSECONDS  # how long a report is remembered, so that it counts once however often it is sent
 KEPT = 3_600_000  # milliseconds that a state is kept longer than it is open
-FORCED = 30 * 86_400_000  # and how long one that somebody forced
+FOR_EVER = 1 << 62  # when one is forgotten that somebody forced
 
 # ARGV from 3: id, number of the state it began in (-1: any), outcome; failures, open_for, successes, lease; share of
 # failures in a million (0: those in a row count), window, least calls. Times in microseconds.
@@ -39,7 +39,8 @@ end
 local function save()
   redis.call('HSET', key, 'state', state, 'consecutive_failures', failed, 'consecutive_successes', succeeded,
     'opened_at', whole(opened), 'number', number, 'forced', forced, 'changed_by', changed_by, 'was', was)
-  redis.call('PEXPIRE', key, forced ~= '' and {FORCED} or math.ceil(open_for / 1000) + {KEPT})
+  redis.call('PEXPIRE', key, math.ceil(open_for / 1000) + {KEPT})
+  if forced ~= '' then redis.call('PERSIST', key) end
 end
 
 local function answer(allowed, probe, wait)
@@ -215,7 +216,7 @@ class BreakerState:
         return self._seen(self._begin("look" + id, now), now, rules[1])
 
     def idle(self, now: int) -> bool:
-        return now >= max(self.until, self.counted) and not self.probes
+        return now >= max(self.until, self.counted, *self.probes.values())
 
     def _begin(self, me: str, now: int) -> str:
         self.opened = min(self.opened, now)
@@ -229,7 +230,7 @@ class BreakerState:
         self.probes, self.window = {}, {}
 
     def _save(self, now: int, open_for: int) -> None:
-        self.until = now + (FORCED * 1000 if self.forced else open_for + KEPT * 1000)
+        self.until = FOR_EVER if self.forced else now + open_for + KEPT * 1000
 
     def _recover(self, me: str, now: int, open_for: int) -> None:
         if self.state == "OPEN" and not self.forced and now >= self.opened + open_for:

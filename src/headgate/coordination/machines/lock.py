@@ -96,7 +96,7 @@ class LockState:
 
     def idle(self, now: int) -> bool:
         self._expire(now)
-        return not (self.holder or self.gone or self.last)
+        return not (self.holder or self.gone) and now > self.last  # the next fence is at least the time
 
     def _expire(self, now: int) -> None:
         if now >= self.until:
