@@ -64,7 +64,7 @@ class Proxy:
         return sum(connection.under_way for connection in self.connections)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         return self
 
     async def __aexit__(
@@ -72,7 +72,7 @@ class Proxy:
     ) -> None:
         for listening in self._server.sockets:  # a server that is closed loses whom it is about to let in
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(5):  # turns of the event loop: they get as far as `_accept`
+        for _ in range(5):  # turns of the event loop: they get as far as `_serve`
             await asyncio.sleep(0)
         self._server.close()
         for task in list(self._tasks):
@@ -82,31 +82,26 @@ class Proxy:
             end.transport.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the next turn
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._ends.add(writer)
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ends, both = [writer], list[asyncio.Task[None]]()
+        self._ends.add(writer)
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._ends.add(upstream_writer)
+        connection = Connection()
+        self.connections.append(connection)
+        both = [
+            asyncio.create_task(self._requests(reader, upstream_writer, connection)),
+            asyncio.create_task(self._replies(upstream_reader, writer, connection)),
+        ]
+        self._tasks.update(both)
         try:
-            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self.port)
-            ends.append(upstream_writer)
-            self._ends.add(upstream_writer)
-            connection = Connection()
-            self.connections.append(connection)
-            both += [
-                asyncio.create_task(self._requests(reader, upstream_writer, connection)),
-                asyncio.create_task(self._replies(upstream_reader, writer, connection)),
-            ]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for end in (writer, upstream_writer):
+                end.close()
             for task in both:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
-            for end in ends:
-                end.close()
+            self._tasks.difference_update(both)
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
         stream = Stream(CALL)
