@@ -138,13 +138,62 @@ def test_threads_of_an_executor(url: str, name: str) -> None:
         for executor in (one, other):
             assert executor.submit(lock.acquire, LONG).result()
             assert executor.submit(lock.release).result()
-        one.submit(lock.__enter__).result()
+        assert one.submit(lock.acquire).result()
         assert other.submit(lambda: lock.held and lock.fence).result() == one.submit(lambda: lock.fence).result()
         other.submit(lock.ensure_held).result()
-        other.submit(lock.__exit__, None, None, None).result()
+        assert other.submit(lock.release).result()
         assert not one.submit(lambda: lock.held).result()
         assert not one.submit(lock.release).result(), "once"
         assert Lock(name, store=url).acquire(timeout=0), "it was released"
+
+
+def test_who_was_refused_releases_nothing(url: str, name: str) -> None:
+    """Of one object, as of two: it would end what it could not have."""
+    lock = Lock(name, store=url, timeout=0)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result()
+        assert not lock.acquire(timeout=0)
+        assert not lock.held and not lock.release(), "it is the other's"
+        with pytest.raises(LockTimeout), lock:
+            raise AssertionError("it is the other's")
+        assert other.submit(lambda: lock.held and lock.release()).result()
+
+
+def test_who_has_left_ends_nobody_elses(url: str, name: str) -> None:
+    """Released within ``with``; by its end another thread may have the lock."""
+    lock = Lock(name, store=url)
+    with ThreadPoolExecutor(1) as other:
+        with pytest.raises(LockLost), lock:  # noqa: PT012  # what raises is the end of the block
+            assert lock.release()
+            assert other.submit(lock.acquire, LONG).result()
+        assert other.submit(lambda: lock.held and lock.release()).result()
+
+
+async def test_who_was_refused_or_has_left_ends_nobody_elses(url: str, name: str) -> None:
+    lock = AsyncLock(name, store=url)
+    taken, leave = asyncio.Event(), asyncio.Event()
+
+    async def other() -> bool:
+        assert await lock.acquire()
+        taken.set()
+        await leave.wait()
+        return lock.held and await lock.release()
+
+    task = asyncio.create_task(other())
+    await taken.wait()
+    assert not await lock.acquire(timeout=0)
+    assert not lock.held and not await lock.release()
+    leave.set()
+    assert await task
+    taken.clear()
+    leave.clear()
+    with pytest.raises(LockLost):  # noqa: PT012  # what raises is the end of the block
+        async with lock:
+            assert await lock.release()
+            task = asyncio.create_task(other())
+            await taken.wait()
+    leave.set()
+    assert await task
 
 
 def test_what_a_thread_that_died_holds_can_be_released(name: str, clock: ManualClock) -> None:

@@ -1,7 +1,7 @@
 """Who holds a lock, of those who use one `Lock` object.
 
 Each thread or task has acquisitions of its own, and who has none speaks for whoever has: what one thread of an executor
-acquired, another may release.
+acquired, another may release. But not who has just asked in vain: that one would release what it was refused.
 """
 
 from __future__ import annotations
@@ -54,10 +54,25 @@ class Holds:
 
     def __init__(self) -> None:
         self._of: weakref.WeakKeyDictionary[object, Hold] = weakref.WeakKeyDictionary()
+        self._refused: weakref.WeakSet[object] = weakref.WeakSet()
         self._last: Hold | None = None
 
     def remember(self, hold: Hold, caller: object) -> None:
         self._of[caller] = self._last = hold
+        self._refused.discard(caller)
+
+    def refuse(self, caller: object) -> None:
+        """*caller* has asked in vain: until its next `release` it speaks for itself only."""
+        self._refused.add(caller)
+
+    def excuse(self, caller: object) -> None:
+        """*caller* knows that it was refused, and will release nothing."""
+        self._refused.discard(caller)
+
+    def left(self, caller: object) -> bool:
+        """Whether *caller* has released already what it acquired."""
+        mine = self.of(caller)
+        return mine is not None and mine.released
 
     def of(self, caller: object) -> Hold | None:
         """What *caller* itself acquired last."""
@@ -66,13 +81,15 @@ class Holds:
     def own(self, caller: object) -> Hold | None:
         """What *caller* has to release, lost or not; or what anybody has; or else what there was last."""
         mine = self.of(caller)
-        if mine and not mine.released:
+        if (mine and not mine.released) or (caller is not None and caller in self._refused):
             return mine
         return self._last if mine is None or (self._last and not self._last.released) else mine
 
     def take(self, caller: object) -> Hold | None:
         """The same to be released, once; None if there is nothing. What a parent holds is not its child's."""
         hold = self.own(caller)
+        if caller is not None:
+            self._refused.discard(caller)
         if hold is None or hold.released or hold.process != os.getpid():
             return None
         hold.released = True

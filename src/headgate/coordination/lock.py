@@ -213,6 +213,7 @@ class Lock:
         self._plans.refuse_twice(threading.current_thread(), timeout)
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
+            self._plans.holds.refuse(threading.current_thread())
             return False
         self._plans.holds.remember(hold, threading.current_thread())
         keep(self._plans, hold)
@@ -234,11 +235,13 @@ class Lock:
 
     def __enter__(self) -> Self:
         if not self.acquire(self._timeout):
+            self._plans.holds.excuse(threading.current_thread())
             raise self._plans.timeout_error(self._timeout)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not self.release() and error is None:
+        released = not self._plans.holds.left(threading.current_thread()) and self.release()
+        if not released and error is None:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
@@ -303,6 +306,7 @@ class AsyncLock:
         lost = asyncio.Event()
         hold = await self._plans.site.arun(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:
+            self._plans.holds.refuse(caller)
             return False
         self._plans.holds.remember(hold, caller)
         keep(self._plans, hold, asyncio.get_running_loop())
@@ -324,6 +328,7 @@ class AsyncLock:
 
     async def __aenter__(self) -> Self:
         if not await self.acquire(self._timeout):
+            self._plans.holds.excuse(asyncio.current_task())
             raise self._plans.timeout_error(self._timeout)
         if self._cancel_when_lost and (hold := self._own()):
             hold.task = asyncio.current_task()
@@ -335,7 +340,7 @@ class AsyncLock:
         task = asyncio.current_task()
         hold = self._own()
         cancelled = hold is not None and hold.task is task and hold.lost.is_set()
-        released = await self.release()
+        released = not self._plans.holds.left(task) and await self.release()
         if cancelled and task and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None):
             raise self._plans.lost_error() from error
         if not released and error is None:
