@@ -269,8 +269,8 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
     place = lock._plans.site.place
     monkeypatch.setattr(place, "poll", 60.0)  # nothing but a message wakes anybody
-    monkeypatch.setattr("headgate.coordination.queue.BEAT", 60.0)
-    monkeypatch.setattr("headgate.coordination.queue.ALIVE", 60.0)
+    monkeypatch.setattr("headgate.coordination.crowd.BEAT", 60.0)
+    monkeypatch.setattr("headgate.coordination.crowd.ALIVE", 60.0)
     go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
 
     def connect_later(self: Subscription) -> Any:
