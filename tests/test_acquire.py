@@ -1,5 +1,6 @@
 """acquire() in threads: it waits as long as the decision says, in line, until the time runs out."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -141,6 +142,14 @@ def test_one_who_gives_up_lets_the_next_one_go_on(place: Place, clock: WatchedCl
     clock.advance(2.5)
     assert isinstance(impatient.exception(PATIENCE), RateLimited)
     assert patient.result(PATIENCE).allowed
+
+
+@pytest.mark.parametrize("timeout", [1e308, 10**400])
+def test_a_timeout_that_no_clock_can_count(timeout: float) -> None:
+    limiter = Limiter("1/second", clock=WatchedClock())
+    assert limiter.acquire("k", timeout=timeout)
+    with pytest.raises(ValueError, match="None to wait for ever"):
+        limiter.acquire("k", timeout=math.inf)
 
 
 def test_a_timeout_of_0_tries_once(place: Place, clock: WatchedClock) -> None:

@@ -28,6 +28,8 @@ from headgate.stores import AsyncGate, Gate, Health, Store, StoreHealth, StoreOp
 from headgate.stores.threads import InThreads
 from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
 
+A_LIFETIME = 1e9  # seconds: nobody waits for longer, and clocks can count it
+
 
 class Limiter:
     """Decides whether a key may go on, by one quota or by several at once.
@@ -310,7 +312,7 @@ def _check_wait(rule: Rule, key: str, permits: int, timeout: float | None) -> tu
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
     ):
         raise ValueError(f"timeout must be seconds >= 0, or None to wait for ever, got {timeout!r}")
-    return check_key(key), check_permits(permits, rule.capacity), timeout
+    return check_key(key), check_permits(permits, rule.capacity), None if timeout is None else min(timeout, A_LIFETIME)
 
 
 def _check_pace(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:

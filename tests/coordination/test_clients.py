@@ -396,7 +396,7 @@ def test_what_to_learn_can_be_said(sender: Sender, site: Site, name: str) -> Non
     send = sender(name, learn=lambda response: Feedback("", 0.0, response.status_code == 418))
     assert send("GET", site.url).status_code == 418
     assert pool.status().retired == 2, "what retires goes to another"
-    pool.restore("a", "b")
+    pool.add("a", "b")
     site.answer = lambda token: (401, {})
     assert sender(name, origins="*", learn=of_response)("GET", site.url).status_code == 401
     assert pool.status().retired == 2, "it was asked for"

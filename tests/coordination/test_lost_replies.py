@@ -92,8 +92,8 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("acquire", "5", *POOL_RULES, 0),
         ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
         ("retire", "", *POOL_RULES, "b"),
+        ("join", "", *POOL_RULES, "b"),
         ("add", "", *POOL_RULES, "b"),
-        ("restore", "", *POOL_RULES, "b"),
         ("status", "", *POOL_RULES),
     ],
     "queue": [

@@ -36,7 +36,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("renew"), IDS),
     st.tuples(st.just("add"), st.just(""), NAMES, NAMES),
     st.tuples(st.just("retire"), st.just(""), NAMES),
-    st.tuples(st.just("restore"), st.just(""), NAMES),
+    st.tuples(st.just("join"), st.just(""), NAMES),
     st.tuples(st.just("status"), st.just("")),
     st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.0, 3.0, 5.0])),
 )

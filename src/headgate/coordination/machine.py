@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 # Operations that may let somebody else go on.
-WAKING = frozenset({"release", "settle", "add", "restore", "enqueue", "undo"})
+WAKING = frozenset({"release", "settle", "add", "join", "enqueue", "undo"})
 
 
 def wake(line: Line, channel: str, step: Step, reply: Reply) -> None:

@@ -108,14 +108,11 @@ class Plans:
                     self.leases.insist(self.leases.step("settle", id, "", 0, 0, 0))
                 raise
 
-    def add(self, members: tuple[str, ...]) -> Plan[None]:
-        yield self.leases.step("add", "", *(check_key(member, "member") for member in members))
+    def add(self, members: tuple[str, ...], restore: bool) -> Plan[None]:
+        yield self.leases.step("add" if restore else "join", "", *(check_key(member, "member") for member in members))
 
     def retire(self, members: tuple[str, ...]) -> Plan[None]:
         yield self.leases.step("retire", "", *(check_key(member, "member") for member in members))
-
-    def restore(self, members: tuple[str, ...]) -> Plan[None]:
-        yield self.leases.step("restore", "", *(check_key(member, "member") for member in members))
 
     def status(self) -> Plan[PoolStatus]:
         return status((yield self.leases.step("status", "")))
@@ -164,17 +161,13 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self._plans.site!r}>"
 
-    def add(self, *members: str) -> None:
-        """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""
-        self._run(lambda _: self._plans.add(members))
+    def add(self, *members: str, restore: bool = True) -> None:
+        """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
+        self._run(lambda _: self._plans.add(members, restore))
 
     def retire(self, *members: str) -> None:
         """Give members to nobody any more; who has one may finish."""
         self._run(lambda _: self._plans.retire(members))
-
-    def restore(self, *members: str) -> None:
-        """Take back that members are retired; those that never were in it do not count."""
-        self._run(lambda _: self._plans.restore(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
@@ -242,17 +235,13 @@ class AsyncPool:
     def __repr__(self) -> str:
         return f"<AsyncPool {self._plans.site!r}>"
 
-    async def add(self, *members: str) -> None:
-        """Put members in, the first to be had first; those that are in it stay as they are, retired ones retired."""
-        await self._run(lambda _: self._plans.add(members))
+    async def add(self, *members: str, restore: bool = True) -> None:
+        """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
+        await self._run(lambda _: self._plans.add(members, restore))
 
     async def retire(self, *members: str) -> None:
         """Give members to nobody any more; who has one may finish."""
         await self._run(lambda _: self._plans.retire(members))
-
-    async def restore(self, *members: str) -> None:
-        """Take back that members are retired; those that never were in it do not count."""
-        await self._run(lambda _: self._plans.restore(members))
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""

@@ -42,7 +42,7 @@ local ready, members, leases, holders, done, waiting, alive, order, rules, log =
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
 local before = redis.call('GET', rules)
 local given = ARGV[6] ~= '' and ARGV[6]
-local states = given and (op == 'add' or not before and redis.call('HLEN', members) > 0)
+local states = given and (op == 'add' or op == 'join' or not before and redis.call('HLEN', members) > 0)
 local current = states and given or before or given or '{PLAIN}'
 {MEMBER}
 local last = tonumber(redis.call('GET', order) or 0)
@@ -198,12 +198,12 @@ if op == 'renew' then
   return {{1}}
 end
 
-if op == 'add' or op == 'restore' then
+if op == 'add' or op == 'join' then
   for i = rest, #ARGV do
     local record = load(ARGV[i])
-    if op == 'add' and not record then
+    if not record then
       save(ARGV[i], newcomer())
-    elseif op == 'restore' and record and record.retired == 1 then
+    elseif op == 'add' and record.retired == 1 then
       record.retired = 0
       save(ARGV[i], record)
     end
@@ -303,17 +303,18 @@ class PoolState:
         return [1]
 
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
+        return self._add(now, arguments, restore=True)
+
+    def join(self, now: int, id: str, *arguments: Any) -> list[Any]:
+        return self._add(now, arguments, restore=False)
+
+    def _add(self, now: int, arguments: tuple[Any, ...], restore: bool) -> list[Any]:
         rules = self._begin(now, arguments, adds=True)
         for member in rules.rest:
-            if member not in self.members:
-                self._save(member, Record(), now, rules)
-        return [len(self.members)]
-
-    def restore(self, now: int, id: str, *arguments: Any) -> list[Any]:
-        rules = self._begin(now, arguments)
-        for member in rules.rest:
             record = self.members.get(member)
-            if record and record.retired:
+            if record is None:
+                self._save(member, Record(), now, rules)
+            elif restore and record.retired:
                 record.retired = 0
                 self._save(member, record, now, rules)
         return [len(self.members)]
