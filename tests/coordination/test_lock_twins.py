@@ -30,7 +30,8 @@ class LockTwins(Twins):
         self.server.client().delete(self.machine.keys(self.name)[0])
 
     def forget_the_counter(self) -> None:
-        self.memory._states[("lock", self.name)].last = 0
+        if state := self.memory._states.get(("lock", self.name)):  # memory may have forgotten it by itself
+            state.last = 0
         self.server.client().delete(self.machine.keys(self.name)[1])
 
 
