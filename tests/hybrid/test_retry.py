@@ -74,7 +74,7 @@ def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, a
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("quota", ["3/second burst 30", "100/second", "1000/second"])
 def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(quota: str, accuracy: str) -> None:
-    """Nobody else can have what comes in: it is fetched when it is there, ten times a second at most."""
+    """Nobody else can have what comes in: it is fetched when it is there, five times a second at most."""
     alone = Alone(quota, accuracy=accuracy)
     permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
     while alone.take():
@@ -83,9 +83,9 @@ def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(qu
     while alone.now < start + 20_000_000_000:
         made = alone.take()
         admitted += made.allowed
-        assert made.retry_after <= max(permit, 0.1) + 0.03, "a permit or a tenth of a second, and a trip and two ticks"
+        assert made.retry_after <= max(permit, 0.2) + 0.03, "a permit or a fifth of a second, and a trip and two ticks"
         alone.sleep(permit / 3)
-    assert alone.trips - trips <= 200
+    assert alone.trips - trips <= 150
     assert admitted >= 0.98 * 20 / permit - 1
 
 

@@ -28,7 +28,7 @@ MARGIN: Final = 5 * MILLISECOND  # a lease ends here before it ends there, and c
 QUICK: Final = SECOND // 20  # demand follows many calls with this time constant
 SLOW: Final = SECOND  # and few, or none, with this one
 FEW: Final = 4
-ALONE: Final = SECOND // 10  # a process that is alone at a key which is used up asks no more often of its own
+ALONE: Final = SECOND // 5  # a process that is alone at a key which is used up asks no more often of its own
 CERTAIN: Final = 2 * SECOND  # a refusal is repeated for so long without asking: somebody else may reset or refund
 
 
