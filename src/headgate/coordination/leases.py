@@ -13,6 +13,7 @@ from headgate.coordination.feedback import Feedback, Learn, learned, of_response
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.pool import OPEN_END
 from headgate.coordination.memory import Memory
+from headgate.coordination.outcome import blames
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site
 from headgate.coordination.timers import Timer
@@ -109,11 +110,11 @@ class Leases:
     def leave(self, lease: Lease, error: BaseException | None) -> Plan[bool]:
         """The end of a ``with`` block: what was observed counts; else an exception is a failure, and no word a success.
 
-        A cancelled block says nothing about the member.
+        A cancelled block says nothing about the member, nor does one that something of ours refused.
         """
         verdict = lease.feedback
         if verdict is None:
-            blamed = isinstance(error, Exception) and not lease.excused
+            blamed = error is not None and blames(error) and not lease.excused
             verdict = Feedback("success" if error is None else "failure" if blamed else "")
         return (yield from self.settle(lease, verdict))
 
@@ -182,7 +183,7 @@ class Leased:
         self._leases.site.run(lambda _: self._leases.leave(self._lease, error))
 
     def __repr__(self) -> str:
-        return f"Leased({self.member!r})"
+        return f"<Leased of {self._leases.site.name!r}>"  # the member may be a secret
 
 
 class AsyncLeased:
@@ -241,4 +242,4 @@ class AsyncLeased:
         await self._leases.site.arun(lambda _: self._leases.leave(self._lease, error))
 
     def __repr__(self) -> str:
-        return f"AsyncLeased({self.member!r})"
+        return f"<AsyncLeased of {self._leases.site.name!r}>"  # as above
