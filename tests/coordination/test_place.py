@@ -1,6 +1,7 @@
 """What all tools share: connections that nobody has to close, timers, wake-ups."""
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from headgate.coordination import (
     WaitQueue,
     errand,
 )
-from headgate.coordination.machine import Machine, Step
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
@@ -253,6 +254,57 @@ def test_bad_timeouts(timeout: Any) -> None:
             wait(timeout=timeout)
     with pytest.raises(ValueError, match="at most a year"):
         Lock("x", timeout=timeout)
+
+
+WAITS: dict[str, Any] = {
+    "lock": lambda name, url: Lock(name, store=url).acquire(timeout=0.3),
+    "pool": lambda name, url: Pool(name, store=url).acquire(timeout=0.3),
+    "dequeue": lambda name, url: WaitQueue(name, store=url).dequeue(timeout=0.3),
+    "wait": lambda name, url: WaitQueue(name, store=url).wait("a", timeout=0.3),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it comes, when the subscription stands, when the time is over; and not when its own question is answered."""
+    assert Lock(name, store=url).acquire()
+    place = place_of(url, None)
+    step, asked = place.step, 0
+
+    def count(machine: Machine, name: str, what: Step) -> Reply:
+        nonlocal asked
+        asked += threading.current_thread() is threading.main_thread()
+        return step(machine, name, what)
+
+    monkeypatch.setattr(place, "step", count)
+    with contextlib.suppress(PoolExhausted):
+        assert not wait(name, url)
+    assert 1 <= asked <= 10
+
+
+def test_a_signal_in_mid_step(name: str) -> None:
+    """What it left half done is forgotten, as if it had never been; nobody else notices."""
+    queue, other = WaitQueue(name), WaitQueue(f"{name}'")
+    queue.enqueue("a")
+    other.enqueue("b")
+    place = place_of("memory://", None)
+    assert isinstance(place, Memory)
+    state = place._states["token_queue", name]
+
+    def interrupted(id: str) -> None:
+        state.line.clear()
+        raise KeyboardInterrupt
+
+    state._take_out = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        queue.dequeue()
+    assert (len(queue), queue.dequeue(), queue.enqueue("c"), queue.dequeue()) == (0, None, 0, "c")
+    state = place._states["token_queue", name]
+    state.idle = lambda now: interrupted("c")
+    place._states.move_to_end(("token_queue", name), last=False)
+    with pytest.raises(KeyboardInterrupt):
+        len(other)
+    assert (len(queue), other.dequeue()) == (0, "b")
 
 
 def test_errors_come_with_the_tools() -> None:
