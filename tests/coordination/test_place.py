@@ -102,6 +102,22 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
     store.close()
 
 
+async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook: what is to be repeated is repeated by a thread, since the loop could not use the client."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        store = RedisStore(client)
+        lock = Lock("x", store=store)
+        lock.acquire()
+
+        def lose(*_: object) -> Reply:
+            monkeypatch.undo()
+            raise StoreUnavailable("once")
+
+        monkeypatch.setattr(lock._plans.site.place, "step", lose)
+        assert lock.release()
+        assert await asyncio.to_thread(Lock("x", store=store).acquire, 15.0)
+
+
 def test_the_log_is_right_for_tools_too(caplog: pytest.LogCaptureFixture) -> None:
     """A policy named on_store_error is a limiter's; these have none."""
     lock = Lock("x", store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
