@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import re
 import subprocess
 import sys
@@ -402,3 +403,25 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
         other.release()
         assert waits.result(20)
     lock.close()
+
+
+@pytest.mark.parametrize("at", ["join", "leave"])
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_a_signal_on_the_way_into_the_line_or_out(
+    wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody stays there who has gone: those who come later would wait behind it for ever."""
+    line = place_of(url, None).line
+    real = getattr(line, at)
+
+    def interrupted(place: Any) -> None:
+        monkeypatch.undo()
+        if at == "join":
+            real(place)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(line, at, interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        wait(name, url)
+    gc.collect()
+    assert not any(name in key for key in line._places)

@@ -47,16 +47,24 @@ class Turn:
     ) -> None:
         self._site = site
         self._standing = Standing(about(site.channel, who), wake, runs)
-        self._listens = False
+        self._joined = self._listens = False
 
     def __enter__(self) -> Turn:
+        self._joined = True
         self._site.place.line.join(self._standing)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
+            self._listens = False
             self._site.place.leave(self._site.channel)
         self._site.place.line.leave(self._standing)
+        self._joined = False
+
+    def __del__(self) -> None:
+        """Leave all the same where a signal came while it joined or left: nobody could get past it."""
+        if self._joined:
+            self.__exit__()
 
     def wake(self) -> None:
         """Let the caller look around."""
