@@ -42,12 +42,13 @@ def shorter(pause: float | None, left: float | None) -> Pause:
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
+    _joined = _listens = False
+
     def __init__(
         self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
     ) -> None:
         self._site = site
         self._standing = Standing(about(site.channel, who), wake, runs)
-        self._joined = self._listens = False
 
     def __enter__(self) -> Turn:
         self._joined = True
