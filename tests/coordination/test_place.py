@@ -405,6 +405,38 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
     lock.close()
 
 
+def test_a_signal_while_something_is_put_off() -> None:
+    """Python looks for signals where a function returns. Wherever it finds one, what others put off is done."""
+    left = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("timers.py", "threading.py")):
+            return None
+        left -= event == "return"
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    for number in range(1, 100):
+        timers, done = Timers(SYSTEM_CLOCK), threading.Event()
+        timers.later(0.0, bool)
+        wait_until(partial(lambda timers: timers._waiting == 1, timers), "a thread is there")
+        before, left = sys.gettrace(), number
+        sys.settrace(trace)
+        try:
+            timers.later(0.0, bool)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        threading.Thread(target=timers.later, args=(0.0, done.set), daemon=True).start()
+        assert done.wait(20), number
+        if left > 0:
+            return
+    pytest.fail("it takes longer than that")
+
+
 @pytest.mark.parametrize("at", ["join", "leave"])
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
 def test_a_signal_on_the_way_into_the_line_or_out(
