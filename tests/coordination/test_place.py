@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,7 @@ from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
-from headgate.coordination.site import Site
+from headgate.coordination.site import Pause, Plan, Site, Turn
 from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
@@ -405,36 +407,69 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
     lock.close()
 
 
-def test_a_signal_while_something_is_put_off() -> None:
-    """Python looks for signals where a function returns. Wherever it finds one, what others put off is done."""
-    left = 0
+def signal_at(number: int, call: Callable[[], object]) -> bool:
+    """Whether *call* was interrupted where, for the time of that *number*, a function of these files returns.
+
+    It is there that Python looks for signals.
+    """
+    left, before = number, sys.gettrace()
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("timers.py", "threading.py")):
+        if not frame.f_code.co_filename.endswith(("timers.py", "wake.py", "threading.py")):
             return None
         left -= event == "return"
         if left == 0:
             raise KeyboardInterrupt
         return trace
 
-    for number in range(1, 100):
+    sys.settrace(trace)
+    try:
+        call()
+    except (KeyboardInterrupt, RuntimeError):  # an error of the standard library's, which stumbles over it
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def done_by_another(call: Callable[[], object]) -> bool:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_a_signal_while_something_is_put_off() -> None:
+    """What others put off is done all the same."""
+    for number in itertools.count(1):
         timers, done = Timers(SYSTEM_CLOCK), threading.Event()
         timers.later(0.0, bool)
         wait_until(partial(lambda timers: timers._waiting == 1, timers), "a thread is there")
-        before, left = sys.gettrace(), number
-        sys.settrace(trace)
-        try:
-            timers.later(0.0, bool)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        threading.Thread(target=timers.later, args=(0.0, done.set), daemon=True).start()
-        assert done.wait(20), number
-        if left > 0:
+        interrupted = signal_at(number, partial(timers.later, 0.0, bool))
+        assert done_by_another(partial(timers.later, 0.0, done.set))
+        assert done.wait(20)
+        if not interrupted:
+            assert number > 1
             return
-    pytest.fail("it takes longer than that")
+
+
+def test_a_signal_while_somebody_waits(name: str) -> None:
+    """Whoever wakes it is not held up."""
+    site = Site(LOCK, name, "memory://", None)
+    turns: list[Turn] = []
+
+    def wait(turn: Turn) -> Plan[None]:
+        turns.append(turn)
+        yield Pause(0.001)
+
+    for number in itertools.count(1):
+        interrupted = signal_at(number, partial(site.run, wait))
+        assert all(done_by_another(turn.wake) for turn in turns)
+        turns.clear()
+        if not interrupted:
+            assert number > 1
+            return
 
 
 @pytest.mark.parametrize("at", ["join", "leave"])

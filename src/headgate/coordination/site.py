@@ -7,7 +7,6 @@ the first asks; so any number of callers who wait for the same thing cost a proc
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from headgate.clock import Clock
 from headgate.coordination.errand import Errand
 from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.place import place_of
+from headgate.coordination.wake import Wake
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store
@@ -110,14 +110,13 @@ class Site:
 
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
-        wake = threading.Event()
+        wake = Wake()
 
         def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):
                 wake.clear()  # what happens from here on is news
                 return self.place.step(self.machine, self.name, request)
-            self.clock.wait(wake, request.seconds)
-            wake.clear()  # a timer sets it, too; whoever was woken looks around next, so nothing is missed
+            self.clock.wait(wake, request.seconds)  # whoever was woken looks around next, so nothing is missed
             return None
 
         return run(plan(Turn(self, who, wake.set)), answer)
