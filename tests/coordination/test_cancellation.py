@@ -114,10 +114,18 @@ class BusyPool(FreePool):
         return await super().left(cut)
 
 
-class Exhausted(BusyPool):
+class Exhausted(FreePool):
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.leased = await self.pool.acquire()
+
     async def operate(self) -> None:
         with pytest.raises(PoolExhausted):
             await self.pool.acquire(timeout=0.005)
+
+    async def left(self, cut: bool) -> object:
+        await self.leased.release()
+        return await super().left(cut)
 
 
 class Waiting:
@@ -132,10 +140,12 @@ class Waiting:
         self.serves = asyncio.get_running_loop().create_task(serve())
 
     async def operate(self) -> None:
-        await self.queue.wait("a", timeout=LONG)
+        await self.queue.wait("a", timeout=10 * LONG)
 
     async def left(self, cut: bool) -> object:
-        await self.serves
+        if cut:
+            self.serves.cancel()  # it would take out what was left
+        await asyncio.wait([self.serves])
         return await self.queue.size()
 
 
@@ -182,7 +192,11 @@ CASES: list[type[Case]] = [FreeLock, BusyLock, FreePool, BusyPool, Exhausted, Wa
 
 @pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("make", CASES)
-async def test_at_every_await(make: type[Case], answered: bool, url: str, name: str) -> None:
+async def test_at_every_await(
+    make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for silence in ("pool.PATIENCE", "queue.JOINING", "queue.ALIVE", "crowd.ALIVE"):  # would clean up after us
+        monkeypatch.setattr(f"headgate.coordination.{silence}", 10 * LONG)
     for number in range(1, MOST + 1):
         case = make(f"{name} {number}", url)
         await case.prepare()
