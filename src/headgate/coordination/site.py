@@ -104,10 +104,6 @@ class Site:
         """One operation, for threads."""
         return self.place.step(self.machine, self.name, Step(op, arguments))
 
-    async def astep(self, op: str, *arguments: str | int) -> Reply:
-        """One operation, for asyncio."""
-        return await self.place.astep(self.machine, self.name, Step(op, arguments))
-
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
         wake = Wake()
