@@ -255,6 +255,7 @@ def test_origins() -> None:
     assert "https://a.example:443/" in Origins("https://a.example/")
     assert "http://a.example/" not in Origins("https://a.example")
     assert "https://b.example/" in Origins("*")
+    assert str(httpx.URL("https://b\u00fccher.example/")) in Origins("https://b\u00fccher.example")
     first = Origins(None)
     assert "https://a.example/1" in first and "https://b.example/" not in first and "https://a.example/2" in first
     with pytest.raises(ValueError, match="origin"):

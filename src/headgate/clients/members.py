@@ -41,7 +41,8 @@ def _origin(url: str) -> tuple[str, str, int]:
     parts = urlsplit(url)
     if not parts.scheme or not parts.hostname:
         raise ValueError(f"an origin must be a URL such as 'https://api.example.com', got {url!r:.80}")
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()  # as it is sent
+    return parts.scheme, host, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
 def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
@@ -67,7 +68,8 @@ def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = 
         value = template.format(secret)
         if not isinstance(secret, str) or not _VALUE.fullmatch(value):  # the libraries would say so, and what it is
             whose = "a member" if secrets is None else f"the secret of {member!r}"
-            raise ValueError(f"{whose} is no text for a header: empty, or with a line end, or with space around it")
+            why = "it is empty, has space or a line end around it, or characters beyond Latin-1"
+            raise ValueError(f"{whose} is no text for a header: {why}")
         request.headers[name] = value
 
     return authorize

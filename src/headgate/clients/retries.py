@@ -127,8 +127,7 @@ class Delivery:
 
         repeatable  whether its body is at hand to be sent again
         """
-        retries = self._retries
-        until = monotonic() + retries.timeout
+        until = monotonic() + self._retries.timeout
         answer: Any = None
         number = 0
         try:
