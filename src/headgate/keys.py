@@ -20,21 +20,27 @@ _TAG = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 _LABEL = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D", ":": "%3A", "/": "%2F"})
 
 
-def check_key(key: object, what: str = "key") -> str:
-    """Return *key* if it is one, else raise `InvalidKey` saying what would be right."""
+def check_key(key: object, what: str = "key", *, secret: bool = False) -> str:
+    """Return *key* if it is one, else raise `InvalidKey` saying what would be right; without it if it is a *secret*."""
     if not isinstance(key, str):
-        raise InvalidKey(f"{what} must be text (str), got {type(key).__name__}: {key!r:.80}")
+        raise InvalidKey(f"{what} must be text (str), got {type(key).__name__}{_shown(key, secret)}")
     if not key:
         raise InvalidKey(f"{what} is empty; give 1 to {MAX_BYTES} bytes of text, for example 'user:123'")
     try:
         size = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError as error:
-        raise InvalidKey(f"{what} has a lone surrogate at {error.start}, so it is no text: {key!r:.80}") from None
+        where = f"at {error.start}"
+        raise InvalidKey(f"{what} has a lone surrogate {where}, so it is no text{_shown(key, secret)}") from None
     if size > MAX_BYTES:
         raise InvalidKey(f"{what} is {size} bytes as UTF-8, at most {MAX_BYTES} are allowed; hash long ones first")
     if found := _CONTROL.search(key):
-        raise InvalidKey(f"{what} has the control character {found[0]!r} at {found.start()}; remove it: {key!r:.80}")
+        where = f"{found[0]!r} at {found.start()}"
+        raise InvalidKey(f"{what} has the control character {where}; remove it{_shown(key, secret)}")
     return str.__str__(key)  # a subclass could hash and compare as it likes
+
+
+def _shown(key: object, secret: bool) -> str:
+    return "" if secret else f": {key!r:.80}"
 
 
 def hash_tag(key: str) -> str:

@@ -55,11 +55,12 @@ class Line:
             return self._first(place.key) is place
 
     def leave(self, place: Place) -> None:
+        """Leave, or go on leaving: a signal may have come in between."""
         with self._lock:
-            places = self._places[place.key]
-            del places[place]
+            places = self._places.get(place.key, OrderedDict())
+            places.pop(place, None)
             if not places:
-                del self._places[place.key]
+                self._places.pop(place.key, None)
         self.wake(place.key)
 
     def wake(self, key: str) -> None:
@@ -87,8 +88,8 @@ def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wa
     """Wait until the permits are granted; raise `RateLimited` once *timeout* seconds have passed."""
     deadline = None if timeout is None else clock.now() + round(timeout * MICROSECONDS)
     refusal, asked_at, pause = None, 0, None
-    line.join(place)
     try:
+        line.join(place)
         while True:
             if line.is_first(place):
                 refusal = yield Ask.TAKE

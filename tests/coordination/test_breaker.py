@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock
+from headgate import Limiter
+from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock, Pool
 from headgate.coordination.inside import Entry
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
@@ -425,6 +426,10 @@ def test_50_workers_of_5_processes_of_which_one_is_killed(redis_server: Server, 
             process.wait()
 
 
+async def later(*_: Any) -> bool:
+    return False
+
+
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": ""}, InvalidKey, "256"),
     ({"name": "x", "failures": 0}, ValueError, "failures"),
@@ -439,6 +444,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": "x", "min_calls": True}, ValueError, "min_calls"),
     ({"name": "x", "ignore": "KeyError"}, ValueError, "ignore"),
     ({"name": "x", "ignore": ("KeyError",)}, ValueError, "ignore"),
+    ({"name": "x", "ignore": later}, ValueError, "ignore"),  # would be true of everything
+    ({"name": "x", "on_change": later}, ValueError, "on_change"),  # would never run
 ]
 
 
@@ -553,6 +560,38 @@ def test_a_redis_that_is_read_only(mortal_server: Server, name: str) -> None:
     breaker.close()
 
 
+def test_a_redis_that_refuses(redis_server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else's key is in its place: it goes on alone, and says so, once."""
+    breaker = CircuitBreaker(name, store=redis_server.patient_url, failures=3)
+    with redis_server.client() as client:
+        client.rpush(breaker._plans.site.channel, "not ours")
+        fail(breaker, 3)
+        assert breaker.state == "OPEN"
+        assert [each.getMessage() for each in caplog.records if "alone" in each.getMessage()] == [
+            each.getMessage() for each in caplog.records if "WRONGTYPE" in each.getMessage()
+        ]
+        assert len([each for each in caplog.records if "alone" in each.getMessage()]) == 1
+        client.delete(breaker._plans.site.channel)
+    assert breaker.state == "CLOSED"
+    assert "others again" in caplog.text
+
+
+def test_what_we_refuse_ourselves_is_nobodys_fault(url: str, name: str, clock: ManualClock) -> None:
+    """A limiter, a pool or another breaker says no: the server was not asked."""
+    breaker = CircuitBreaker(name, store=url, failures=1, clock=clock)
+    other = CircuitBreaker(f"{name}'", store=url, clock=clock)
+    limiter, pool = Limiter("1/hour"), Pool(name, store=url, clock=clock)
+    other.force_open()
+    limiter.try_acquire("a")
+    for refuse in (other.__enter__, partial(limiter.acquire, "a", timeout=0), partial(pool.acquire, timeout=0)):
+        with pytest.raises(HeadgateError):
+            breaker.call(refuse)
+    assert breaker.state == "CLOSED"
+    breaker.reset()
+    fail(breaker)
+    assert breaker.state == "OPEN"
+
+
 async def test_recorded_in_a_task_of_its_own(url: str, name: str, clock: ManualClock) -> None:
     """As `asyncio.wait_for` may do it."""
     breaker = AsyncCircuitBreaker(name, store=url, failures=2, clock=clock)
@@ -582,6 +621,8 @@ async def test_those_who_never_leave_are_forgotten(name: str) -> None:
     breaker = AsyncCircuitBreaker(name)
     for _ in range(1500):
         await asyncio.create_task(breaker.__aenter__())
+    for _ in range(1500):
+        await breaker.__aenter__()  # in one task
     assert len(breaker._plans.inside._open) == 1000
     gc.collect()
     kept = sum(isinstance(each, Entry) and each.of is breaker._plans.inside for each in gc.get_objects())

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.server
+import pickle
 import subprocess
 import sys
 import threading
@@ -16,9 +17,10 @@ import requests
 
 from headgate.clients import retries
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
+from headgate.clients.members import Origins, header
 from headgate.clients.requests import PoolAdapter
-from headgate.clients.retries import Origins, Retries, header
-from headgate.coordination import AsyncPool, Pool
+from headgate.clients.retries import Retries
+from headgate.coordination import AsyncPool, Pool, feedback
 from headgate.coordination.feedback import Feedback, of_response
 from headgate.errors import PoolExhausted
 from tests.faults.clusters import wait_until
@@ -253,6 +255,7 @@ def test_origins() -> None:
     assert "https://a.example:443/" in Origins("https://a.example/")
     assert "http://a.example/" not in Origins("https://a.example")
     assert "https://b.example/" in Origins("*")
+    assert str(httpx.URL("https://b\u00fccher.example/")) in Origins("https://b\u00fccher.example")
     first = Origins(None)
     assert "https://a.example/1" in first and "https://b.example/" not in first and "https://a.example/2" in first
     with pytest.raises(ValueError, match="origin"):
@@ -376,17 +379,33 @@ def test_strangers_cannot_take_members_away(sender: Sender, site: Site, name: st
     """Where members are for all servers, no server can retire one or keep it from the others for long."""
     pool = Pool(name)
     pool.add("agent-1", "agent-2")
-    said: Iterator[Answer] = iter(
-        [(401, {}), (200, {"Retry-After": "99999999"}), (429, {"Retry-After": "99999999"}), (200, {})]
-    )
+    said: Iterator[Answer] = iter([(401, {}), (200, {"Retry-After": "99999999"}), (429, {"Retry-After": "99999999"})])
     site.answer = lambda token: next(said)
     send = sender(name, header("User-Agent"), origins="*")
     assert send("GET", site.url).status_code == 401, "it is about the page"
     assert (pool.status().ready, pool.status().retired) == (2, 0)
     assert send("GET", site.url).status_code == 200
     assert pool.status().ready == 2
-    assert send("GET", site.url).status_code == 200, "with the other"
+    assert send("GET", site.url).status_code == 429, "what it asks of us it asks of us with any member"
     assert 0 < max(member.ready_in or 0.0 for member in pool.status().members.values()) <= 60
+
+
+@pytest.mark.parametrize(
+    "options", [{"origins": "*"}, {"learn": lambda response: Feedback("failure")}], ids=["origins", "learn"]
+)
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_was_learned_brings_no_request_forward(
+    sender: Sender, options: Any, status: int, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feedback, "STRANGERS", 0.1)
+    Pool(name).add("a", "b")
+    said: Iterator[Answer] = iter([(status, {"Retry-After": "1"}), (200, {}), (status, {"Retry-After": "300"})])
+    site.answer = lambda token: next(said)
+    send = sender(name, **options)
+    assert send("GET", site.url).status_code == 200
+    first, second = (when for when, *_ in site.seen)
+    assert second - first >= 1.0
+    assert send("GET", site.url).status_code == status, "there is no time for that"
 
 
 def test_what_to_learn_can_be_said(sender: Sender, site: Site, name: str) -> None:
@@ -456,6 +475,26 @@ def test_secrets_are_in_no_answer_and_in_no_error(sender: Sender, site: Site, na
     hangs.set()
 
 
+SECRETS = ["s3cret\n", "s3cret ", "s3\r\nX: cret", "s3cret\0", "s3cret\u2603", "", 5]
+
+
+@pytest.mark.parametrize("secret", SECRETS, ids=range(len(SECRETS)))
+def test_a_secret_that_no_header_can_carry(sender: Sender, secret: Any, name: str) -> None:
+    """As it is read from a file that ends with a line. The libraries would say it to everybody."""
+    pool = Pool(name, failures=1)
+    pool.add("alice")
+    send = sender(name, header("Authorization", "Bearer {}", {"alice": secret}))
+    with pytest.raises(ValueError, match="'alice'") as caught:
+        send("GET", "http://127.0.0.1/")
+    assert "s3" not in repr(caught.value)
+    pool.add("s3cret ")
+    pool.retire("alice")
+    with pytest.raises(ValueError, match="a member") as caught:
+        sender(name)("GET", "http://127.0.0.1/")
+    assert "s3" not in repr(caught.value)
+    assert (pool.status().open, pool.status().leased) == (0, 0)
+
+
 def test_connections_of_ours_are_not_the_members_fault(site: Site, name: str) -> None:
     """Nothing was sent when there was none to be had in time."""
     pool = Pool(name, slots=2, failures=1)
@@ -482,6 +521,10 @@ def test_failures_are_repeated_later_each_time(
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
+async def later(request: Any, member: str) -> None:
+    """One that nobody would await: requests would go out without the member."""
+
+
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: header("Authorization", "Bearer {token}"), ValueError, "Bearer {}"),
     (lambda: header("Authorization", "Bearer"), ValueError, "Bearer {}"),
@@ -498,6 +541,11 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: AsyncPoolTransport(AsyncPool("x"), None), TypeError, "header"),  # type: ignore[arg-type]  # as above
     (lambda: PoolAdapter(Pool("x"), 5), TypeError, "header"),  # type: ignore[arg-type]  # as above
     (lambda: PoolAdapter(Pool("x"), BEARER, learn=401), TypeError, "learn"),  # type: ignore[arg-type]  # as above
+    (lambda: AsyncPoolTransport(AsyncPool("x"), later), TypeError, "async"),
+    (lambda: PoolTransport(Pool("x"), BEARER, retries=0), TypeError, "attempts=1"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolAdapter(Pool("x"), BEARER, retries=3), TypeError, "Retries"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolTransport(Pool("x"), BEARER, origins=[]), ValueError, "origins"),
+    (lambda: pickle.dumps(PoolAdapter(Pool("x"), BEARER)), TypeError, "each process"),
 ]
 
 
@@ -533,11 +581,11 @@ PAUSES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "status", "feedback", "number", "left", "pause"), PAUSES, ids=repr)
+@pytest.mark.parametrize(("method", "status", "verdict", "number", "left", "pause"), PAUSES, ids=repr)
 def test_pauses(
-    method: str, status: int | None, feedback: Feedback, number: int, left: float, pause: float | None
+    method: str, status: int | None, verdict: Feedback, number: int, left: float, pause: float | None
 ) -> None:
-    assert Retries().pause(method, status, feedback, number, left) == pause
+    assert Retries().pause(method, status, verdict, number, left) == pause
 
 
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"attempts": 1.5}, {"timeout": 0}, {"timeout": "60"}], ids=repr)

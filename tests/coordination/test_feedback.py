@@ -30,6 +30,9 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
     (429, {"Retry-After": IN_A_MINUTE, "Date": DATE}, "", 60, False),
     (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", 0, False),
     (429, {"Retry-After": "0"}, "", 0, False),
+    (429, {"Retry-After": "120, 60"}, "", 120, False),  # of two, as the libraries join them
+    (503, {"Retry-After": "1.5,90"}, "failure", 90, False),
+    (429, {"Retry-After": "120, soon"}, "", TOO_MANY, False),
     (429, {"Retry-After": "Sun, 06 Nov 1994 08:49:37 +9999999999999999999999"}, "", TOO_MANY, False),
     (200, {"Retry-After": "99999999"}, "success", 0, False),
     (404, {"Retry-After": "60"}, "success", 0, False),

@@ -630,6 +630,36 @@ def test_a_fork_while_others_wait() -> None:
     subprocess.run([sys.executable, "-c", FORK_AMID], cwd=ROOT, check=True, timeout=40)
 
 
+# A task that waits for the lock is copied by a fork; the child ends it, once before it listens itself and once after.
+FORK_TASKS = """
+import asyncio, os, sys
+from headgate.coordination import AsyncLock, Lock
+
+async def main():
+    holder, lock = (AsyncLock("x", store=sys.argv[1]) for _ in range(2))
+    await holder.acquire()
+    waits = [asyncio.create_task(lock.acquire()) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    if (child := os.fork()) == 0:
+        waits[0].get_coro().close()
+        Lock("y", store=sys.argv[1]).acquire()
+        assert not Lock("y", store=sys.argv[1]).acquire(timeout=0.1)
+        waits[1].get_coro().close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    await holder.release()
+    await asyncio.wait_for(waits[0], 20)
+
+asyncio.run(main())
+"""
+
+
+def test_a_fork_while_tasks_wait(redis_server: Server) -> None:
+    """They are the parent's: to end them in the child ends nothing else."""
+    command = [sys.executable, "-c", FORK_TASKS, redis_server.patient_url]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+
+
 def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
     holder, other = Lock(name, store=url), Lock(name, store=url)
     assert holder.acquire()

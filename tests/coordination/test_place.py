@@ -1,10 +1,14 @@
 """What all tools share: connections that nobody has to close, timers, wake-ups."""
 
 import asyncio
+import contextlib
+import gc
+import itertools
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,12 +31,12 @@ from headgate.coordination import (
     WaitQueue,
     errand,
 )
-from headgate.coordination.machine import Machine, Step
+from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.machines.lock import MACHINE as LOCK
 from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
-from headgate.coordination.site import Site
+from headgate.coordination.site import Pause, Plan, Site, Turn
 from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
@@ -99,6 +103,22 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
         lock.close()
         assert store.threads() is link
     store.close()
+
+
+async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook: what is to be repeated is repeated by a thread, since the loop could not use the client."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        store = RedisStore(client)
+        lock = Lock("x", store=store)
+        lock.acquire()
+
+        def lose(*_: object) -> Reply:
+            monkeypatch.undo()
+            raise StoreUnavailable("once")
+
+        monkeypatch.setattr(lock._plans.site.place, "step", lose)
+        assert lock.release()
+        assert await asyncio.to_thread(Lock("x", store=store).acquire, 15.0)
 
 
 def test_the_log_is_right_for_tools_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -255,6 +275,57 @@ def test_bad_timeouts(timeout: Any) -> None:
         Lock("x", timeout=timeout)
 
 
+WAITS: dict[str, Any] = {
+    "lock": lambda name, url: Lock(name, store=url).acquire(timeout=0.3),
+    "pool": lambda name, url: Pool(name, store=url).acquire(timeout=0.3),
+    "dequeue": lambda name, url: WaitQueue(name, store=url).dequeue(timeout=0.3),
+    "wait": lambda name, url: WaitQueue(name, store=url).wait("a", timeout=0.3),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it comes, when the subscription stands, when the time is over; and not when its own question is answered."""
+    assert Lock(name, store=url).acquire()
+    place = place_of(url, None)
+    step, asked = place.step, 0
+
+    def count(machine: Machine, name: str, what: Step) -> Reply:
+        nonlocal asked
+        asked += threading.current_thread() is threading.main_thread()
+        return step(machine, name, what)
+
+    monkeypatch.setattr(place, "step", count)
+    with contextlib.suppress(PoolExhausted):
+        assert not wait(name, url)
+    assert 1 <= asked <= 10
+
+
+def test_a_signal_in_mid_step(name: str) -> None:
+    """What it left half done is forgotten, as if it had never been; nobody else notices."""
+    queue, other = WaitQueue(name), WaitQueue(f"{name}'")
+    queue.enqueue("a")
+    other.enqueue("b")
+    place = place_of("memory://", None)
+    assert isinstance(place, Memory)
+    state = place._states["token_queue", name]
+
+    def interrupted(id: str) -> None:
+        state.line.clear()
+        raise KeyboardInterrupt
+
+    state._take_out = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        queue.dequeue()
+    assert (len(queue), queue.dequeue(), queue.enqueue("c"), queue.dequeue()) == (0, None, 0, "c")
+    state = place._states["token_queue", name]
+    state.idle = lambda now: interrupted("c")
+    place._states.move_to_end(("token_queue", name), last=False)
+    with pytest.raises(KeyboardInterrupt):
+        len(other)
+    assert (len(queue), other.dequeue()) == (0, "b")
+
+
 def test_errors_come_with_the_tools() -> None:
     for error in (CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable):
         assert getattr(coordination, error.__name__) is error
@@ -334,3 +405,90 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
         other.release()
         assert waits.result(20)
     lock.close()
+
+
+def signal_at(number: int, call: Callable[[], object]) -> bool:
+    """Whether *call* was interrupted where, for the time of that *number*, a function of these files returns.
+
+    It is there that Python looks for signals.
+    """
+    left, before = number, sys.gettrace()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("timers.py", "wake.py", "threading.py")):
+            return None
+        left -= event == "return"
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except (KeyboardInterrupt, RuntimeError):  # an error of the standard library's, which stumbles over it
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def done_by_another(call: Callable[[], object]) -> bool:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_a_signal_while_something_is_put_off() -> None:
+    """What others put off is done all the same."""
+    for number in itertools.count(1):
+        timers, done = Timers(SYSTEM_CLOCK), threading.Event()
+        timers.later(0.0, bool)
+        wait_until(partial(lambda timers: timers._waiting == 1, timers), "a thread is there")
+        interrupted = signal_at(number, partial(timers.later, 0.0, bool))
+        assert done_by_another(partial(timers.later, 0.0, done.set))
+        assert done.wait(20)
+        if not interrupted:
+            assert number > 1
+            return
+
+
+def test_a_signal_while_somebody_waits(name: str) -> None:
+    """Whoever wakes it is not held up."""
+    site = Site(LOCK, name, "memory://", None)
+    turns: list[Turn] = []
+
+    def wait(turn: Turn) -> Plan[None]:
+        turns.append(turn)
+        yield Pause(0.001)
+
+    for number in itertools.count(1):
+        interrupted = signal_at(number, partial(site.run, wait))
+        assert all(done_by_another(turn.wake) for turn in turns)
+        turns.clear()
+        if not interrupted:
+            assert number > 1
+            return
+
+
+@pytest.mark.parametrize("at", ["join", "leave"])
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_a_signal_on_the_way_into_the_line_or_out(
+    wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody stays there who has gone: those who come later would wait behind it for ever."""
+    line = place_of(url, None).line
+    real = getattr(line, at)
+
+    def interrupted(place: Any) -> None:
+        monkeypatch.undo()
+        if at == "join":
+            real(place)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(line, at, interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        wait(name, url)
+    gc.collect()
+    assert not any(name in key for key in line._places)

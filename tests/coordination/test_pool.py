@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import CRAWLER, AsyncPool, Pool
-from headgate.errors import HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
+from headgate.coordination import CRAWLER, AsyncPool, CircuitBreaker, Pool
+from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.faults.clusters import wait_until
@@ -498,6 +498,60 @@ def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name
     with pytest.raises(KeyboardInterrupt):
         body(None, KeyboardInterrupt())
     assert pool.status().members["a"].failures == 1
+
+
+def test_what_we_refuse_ourselves_is_not_the_members_fault(url: str, name: str, clock: ManualClock) -> None:
+    """A breaker of the whole site that is open must not take every member with it."""
+    pool, site = Pool(name, store=url, failures=1, clock=clock), CircuitBreaker(name, store=url, clock=clock)
+    pool.add("a")
+    site.force_open()
+    for _ in range(3):
+        with pytest.raises(CircuitOpen), pool.acquire(timeout=0), site:
+            raise AssertionError("it is open")
+    assert (pool.status().ready, pool.status().members["a"].failures) == (1, 0)
+
+
+async def test_members_are_in_no_error_and_no_log(url: str, name: str) -> None:
+    """They may be tokens."""
+    pool = Pool(name, store=url)
+    for call in (pool.add, pool.retire):
+        for token in ("s3cret\n", "s3cret\ud800", "s3cret" * 99, b"s3cret", ["s3cret"]):
+            with pytest.raises(InvalidKey, match="member") as caught:
+                call(token)  # type: ignore[arg-type]  # that is the point
+            assert "s3" not in repr(caught.value)
+    pool.add("s3cret")
+    leased = pool.acquire()
+    with pytest.raises(PoolExhausted) as none:
+        pool.acquire(timeout=0)
+    leased.release()
+    shown = [leased, pool.status(), none.value, pool, await AsyncPool(name, store=url).acquire()]
+    assert "s3cret" not in repr(shown) + str(none.value)
+    assert list(pool.status().members) == ["s3cret"]
+
+
+def test_many_members_are_looked_at_seldom(url: str, name: str, clock: ManualClock) -> None:
+    """Who asks in vain, again and again, does not keep Redis from others; of few members the reasons are exact."""
+    pool = Pool(name, store=url, clock=clock)
+    pool.add("a", "b")
+    for retired in (("a", "b"), [f"m{number}" for number in range(200)]):
+        pool.add(*retired)
+        pool.retire(*retired)
+    seen = []
+    for step in (0.0, 0.5, 0.6):
+        clock.advance(step)
+        with pytest.raises(PoolExhausted) as caught:
+            pool.acquire(timeout=0)
+        seen.append(caught.value.reasons["retired"])
+        pool.add(f"new {step}")
+        pool.retire(f"new {step}")
+    assert seen == [202, 202, 204]
+    few = Pool(f"{name}'", store=url, clock=clock)
+    for number in range(3):
+        few.add(str(number))
+        few.retire(str(number))
+        with pytest.raises(PoolExhausted) as caught:
+            few.acquire(timeout=0)
+        assert caught.value.reasons["retired"] == number + 1
 
 
 def test_who_waits_is_served_in_order(url: str, name: str) -> None:

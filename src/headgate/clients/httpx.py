@@ -21,7 +21,8 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, checked, deliver, header
+from headgate.clients.members import Authorize, header
+from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.pool import AsyncPool, Pool
@@ -73,14 +74,11 @@ class PoolTransport(httpx.BaseTransport):
         if not isinstance(pool, Pool):
             raise TypeError(f"PoolTransport takes a Pool, got {type(pool).__name__}; AsyncPoolTransport an AsyncPool")
         self._pool = pool
-        self._authorize = authorize
+        self._delivery = Delivery(authorize, retries, origins, learn)
         self._inner = transport or httpx.HTTPTransport()
-        self._retries = retries or Retries()
-        self._origins = Origins(origins)
-        self._learn = checked(authorize, learn, self._origins)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url not in self._origins:
+        if request.url not in self._delivery.origins:
             return self._inner.handle_request(request)
 
         def answer(wish: Take | Send | Drop | Wait) -> Any:
@@ -90,7 +88,7 @@ class PoolTransport(httpx.BaseTransport):
                 return self._send(request, wish.leased)
             return wish.response.close() if isinstance(wish, Drop) else time.sleep(wish.seconds)
 
-        response: httpx.Response = run(deliver(self._retries, request.method, _repeatable(request)), answer)
+        response: httpx.Response = run(self._delivery.plan(request.method, _repeatable(request)), answer)
         return response
 
     def _send(self, request: httpx.Request, lease: Leased) -> tuple[httpx.Response | Exception, Feedback]:
@@ -99,7 +97,7 @@ class PoolTransport(httpx.BaseTransport):
             with lease as leased:
                 leased.excuse()
                 mine = _copy(request)
-                self._authorize(mine, leased.member)
+                self._delivery.authorize(mine, leased.member)
                 leased.unanswered = True
                 try:
                     response = self._inner.handle_request(mine)
@@ -110,7 +108,7 @@ class PoolTransport(httpx.BaseTransport):
                         raise
                     leased.release(failed=True)
                     return error, Feedback("failure")
-                verdict = leased.observe(response, self._learn)
+                verdict = leased.observe(response, self._delivery.learn)
         except BaseException:
             if response is not None:
                 response.close()
@@ -137,14 +135,11 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
         if not isinstance(pool, AsyncPool):
             raise TypeError(f"AsyncPoolTransport takes an AsyncPool, got {type(pool).__name__}; PoolTransport a Pool")
         self._pool = pool
-        self._authorize = authorize
+        self._delivery = Delivery(authorize, retries, origins, learn)
         self._inner = transport or httpx.AsyncHTTPTransport()
-        self._retries = retries or Retries()
-        self._origins = Origins(origins)
-        self._learn = checked(authorize, learn, self._origins)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url not in self._origins:
+        if request.url not in self._delivery.origins:
             return await self._inner.handle_async_request(request)
 
         async def answer(wish: Take | Send | Drop | Wait) -> Any:
@@ -154,7 +149,7 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
                 return await self._send(request, wish.leased)
             return await (wish.response.aclose() if isinstance(wish, Drop) else asyncio.sleep(wish.seconds))
 
-        response: httpx.Response = await arun(deliver(self._retries, request.method, _repeatable(request)), answer)
+        response: httpx.Response = await arun(self._delivery.plan(request.method, _repeatable(request)), answer)
         return response
 
     async def _send(self, request: httpx.Request, lease: AsyncLeased) -> tuple[httpx.Response | Exception, Feedback]:
@@ -163,7 +158,7 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
             async with lease as leased:
                 leased.excuse()
                 mine = _copy(request)
-                self._authorize(mine, leased.member)
+                self._delivery.authorize(mine, leased.member)
                 leased.unanswered = True
                 try:
                     response = await self._inner.handle_async_request(mine)
@@ -174,7 +169,7 @@ class AsyncPoolTransport(httpx.AsyncBaseTransport):
                         raise
                     await leased.release(failed=True)
                     return error, Feedback("failure")
-                verdict = leased.observe(response, self._learn)
+                verdict = leased.observe(response, self._delivery.learn)
         except BaseException:
             if response is not None:
                 await response.aclose()

@@ -19,7 +19,8 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.requests needs requests: pip install 'headgate[requests]'") from error
 
-from headgate.clients.retries import Authorize, Drop, Origins, Retries, Send, Take, Wait, checked, deliver, header
+from headgate.clients.members import Authorize, header
+from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import Leased
 from headgate.coordination.pool import Pool
@@ -63,13 +64,13 @@ class PoolAdapter(HTTPAdapter):
             raise TypeError(f"PoolAdapter takes a Pool, got {type(pool).__name__}")
         super().__init__(**options)
         self._members = pool
-        self._authorize = authorize
-        self._retries = retries or Retries()
-        self._origins = Origins(origins)
-        self._learn = checked(authorize, learn, self._origins)
+        self._delivery = Delivery(authorize, retries, origins, learn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a PoolAdapter cannot be pickled or copied: mount one in each process")
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        if request.url not in self._origins:
+        if request.url not in self._delivery.origins:
             return super().send(request, *args, **kwargs)
 
         def answer(wish: Take | Send | Drop | Wait) -> Any:
@@ -80,7 +81,7 @@ class PoolAdapter(HTTPAdapter):
             return wish.response.close() if isinstance(wish, Drop) else time.sleep(wish.seconds)
 
         repeatable = request.body is None or isinstance(request.body, bytes | str)
-        response: requests.Response = run(deliver(self._retries, request.method or "", repeatable), answer)
+        response: requests.Response = run(self._delivery.plan(request.method or "", repeatable), answer)
         return response
 
     def _send(
@@ -91,7 +92,7 @@ class PoolAdapter(HTTPAdapter):
             with lease as leased:
                 leased.excuse()
                 mine = request.copy()  # what follows a redirect takes over the headers of the request as it was
-                self._authorize(mine, leased.member)
+                self._delivery.authorize(mine, leased.member)
                 leased.unanswered = True
                 try:
                     response = super().send(mine, *args, **kwargs)
@@ -104,7 +105,7 @@ class PoolAdapter(HTTPAdapter):
                     leased.release(failed=True)
                     return error, Feedback("failure")
                 response.request = request
-                verdict = leased.observe(response, self._learn)
+                verdict = leased.observe(response, self._delivery.learn)
         except BaseException:
             if response is not None:
                 response.close()

@@ -3,21 +3,22 @@
 A request that was refused (429, or an answer that retires its member) was not carried out: it goes to another member,
 whatever its method. One that failed (5xx, 408, no answer) may have been carried out, so only methods that may be
 repeated are. Nothing is ever sent earlier than the other side asked: a member that was refused cools down in the pool,
-and a Retry-After of a failure is waited for. Where that takes longer than the time that is left, the answer is handed
-to the caller as it is.
+and a Retry-After of a failure is waited for, whatever was learned from it. Where that takes longer than the time that
+is left, the answer is handed to the caller as it is.
+
+Where members are for all servers they are no clients of any: then a refusal is about us, and waited for, too.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from headgate.coordination.arguments import count, seconds
+from headgate.clients.members import Authorize, Origins
+from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.errors import PoolExhausted
 
@@ -25,8 +26,6 @@ DICE = Random()
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 FIRST_PAUSE = 0.5  # seconds after a failure that does not say how long; doubled each time
 LONGEST_PAUSE = 30.0
-
-Authorize = Callable[[Any, str], object]  # request, member
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +43,23 @@ class Retries:
         count("attempts", self.attempts)
         seconds("timeout", self.timeout)
 
-    def pause(self, method: str, status: int | None, feedback: Feedback, number: int, left: float) -> float | None:
+    def pause(
+        self, method: str, status: int | None, feedback: Feedback, number: int, left: float, others: bool = True
+    ) -> float | None:
         """Seconds to wait before the next attempt; None: there is none.
 
         status  of the answer; None if there was none
         number  of attempts so far
         left    seconds until the time is over
+        others  whether another member may go where one was refused, who is left alone for as long as was asked
         """
         if number >= self.attempts:
             return None
-        if status == 429 or feedback.retire:
-            return 0.0  # another member may go at once; this one the pool gives to nobody
-        if status is not None and status < 500 and status != 408:
+        if feedback.retire or (status == 429 and others):
+            return 0.0
+        if status is not None and status < 500 and status not in (408, 429):
             return None
-        if method.upper() not in REPEATABLE:
+        if status != 429 and method.upper() not in REPEATABLE:
             return None
         pause = feedback.cooldown or min(FIRST_PAUSE * 2 ** (number - 1), LONGEST_PAUSE) * DICE.uniform(0.5, 1.0)
         return pause if pause < left else None
@@ -85,40 +87,6 @@ class Wait(NamedTuple):
     seconds: float
 
 
-def deliver(retries: Retries, method: str, repeatable: bool) -> Generator[Take | Send | Drop | Wait, Any, Any]:
-    """Send a request until there is an answer to be had, or no more time. Returns the response, or raises."""
-    until = monotonic() + retries.timeout
-    answer: Any = None
-    number = 0
-    try:
-        while True:
-            number += 1
-            try:
-                leased = yield from _take(until, again=number > 1)
-            except PoolExhausted:
-                if answer is None:
-                    raise
-                break  # what came says more than that
-            if _is_response(answer):
-                yield Drop(answer)
-            answer = None
-            answer, verdict = yield Send(leased)
-            status = answer.status_code if _is_response(answer) else None
-            pause = retries.pause(method, status, verdict, number, until - monotonic()) if repeatable else None
-            if pause is None:
-                break
-            yield Wait(pause)
-    except GeneratorExit:
-        raise  # nobody is left to ask
-    except BaseException:
-        if _is_response(answer):
-            yield Drop(answer)
-        raise
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
 def _take(until: float, again: bool) -> Generator[Take, Any, Any]:
     """Take a member in time. One who has an answer at hand waits only where there is something to wait for."""
     if again:
@@ -135,64 +103,65 @@ def _is_response(answer: Any) -> bool:
     return answer is not None and not isinstance(answer, Exception)
 
 
-class Origins:
-    """Where members may be sent: to those that are given, else where the first request goes; ``"*"``: anywhere.
+class Delivery:
+    """What all clients share: their arguments, checked, and the plan that delivers a request."""
 
-    A redirect leads where the other side likes, and whoever is there could keep the member, or have it retired.
-    """
+    def __init__(
+        self, authorize: Authorize, retries: Retries | None, origins: str | Iterable[str] | None, learn: Learn | None
+    ) -> None:
+        if not callable(authorize) or is_async(authorize):
+            what = "an async function" if callable(authorize) else type(authorize).__name__
+            raise TypeError(f"authorize must be a function of request and member, such as header('X-Key'), got {what}")
+        if retries is not None and not isinstance(retries, Retries):
+            raise TypeError(f"retries must be such as Retries(attempts=1), which sends only once, got {retries!r:.80}")
+        if learn is not None and not callable(learn):
+            raise TypeError(f"learn must be a function of a response that returns a Feedback, got {learn!r:.80}")
+        self.authorize = authorize
+        self.origins = Origins(origins)
+        # where members are for all, no server may say more of one than any
+        self.learn = learn or (of_stranger if self.origins.any else of_response)
+        self._retries = retries or Retries()
 
-    def __init__(self, origins: str | Iterable[str] | None) -> None:
-        self._lock = threading.Lock()
-        self.any = origins == "*"
-        listed = [origins] if isinstance(origins, str) else origins
-        self._allowed = None if listed is None or self.any else frozenset(_origin(each) for each in listed)
+    def plan(self, method: str, repeatable: bool) -> Generator[Take | Send | Drop | Wait, Any, Any]:
+        """Send a request until there is an answer to be had, or no more time. Returns the response, or raises.
 
-    def __contains__(self, url: object) -> bool:
-        if self.any:
-            return True
-        origin = _origin(str(url))
-        with self._lock:
-            if self._allowed is None:
-                self._allowed = frozenset([origin])
-        return origin in self._allowed
+        repeatable  whether its body is at hand to be sent again
+        """
+        until = monotonic() + self._retries.timeout
+        answer: Any = None
+        number = 0
+        try:
+            while True:
+                number += 1
+                try:
+                    leased = yield from _take(until, again=number > 1)
+                except PoolExhausted:
+                    if answer is None:
+                        raise
+                    break  # what came says more than that
+                if _is_response(answer):
+                    yield Drop(answer)
+                answer = None
+                answer, verdict = yield Send(leased)
+                pause = self._pause(method, answer, verdict, number, until - monotonic()) if repeatable else None
+                if pause is None:
+                    break
+                yield Wait(pause)
+        except GeneratorExit:
+            raise  # nobody is left to ask
+        except BaseException:
+            if _is_response(answer):
+                yield Drop(answer)
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-
-def _origin(url: str) -> tuple[str, str, int]:
-    parts = urlsplit(url)
-    if not parts.scheme or not parts.hostname:
-        raise ValueError(f"an origin must be a URL such as 'https://api.example.com', got {url!r:.80}")
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-
-
-def checked(authorize: Authorize, learn: Learn | None, origins: Origins) -> Learn:
-    """What to learn from answers: if nothing is given, no more than any server may say where members are for all."""
-    if not callable(authorize):
-        what = type(authorize).__name__
-        raise TypeError(f"authorize must be a function of request and member, such as header('X-Key'), got {what}")
-    if learn is not None and not callable(learn):
-        raise TypeError(f"learn must be a function of a response that returns a Feedback, got {learn!r:.80}")
-    return learn or (of_stranger if origins.any else of_response)
-
-
-def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
-    """An *authorize* that writes the member, or its secret, into a header: ``header("Authorization", "Bearer {}")``.
-
-    With *secrets* the pool holds only names; the secrets stay out of Redis.
-    """
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"name must be that of a header, such as 'Authorization', got {name!r:.80}")
-    try:
-        found = template.format("\0").count("\0") == 1
-    except (AttributeError, IndexError, KeyError, ValueError):  # no text, or a name or a number in it
-        found = False
-    if not found:
-        raise ValueError(f"template must have {{}} where the member goes, such as 'Bearer {{}}', got {template!r:.80}")
-    if secrets is not None and not isinstance(secrets, Mapping):
-        raise TypeError(f"secrets must be a mapping of members to their secrets, got {type(secrets).__name__}")
-
-    def authorize(request: Any, member: str) -> None:
-        if secrets is not None and member not in secrets:
-            raise LookupError(f"the pool has the member {member!r}, for whom there is no secret")
-        request.headers[name] = template.format(member if secrets is None else secrets[member])
-
-    return authorize
+    def _pause(self, method: str, answer: Any, verdict: Feedback, number: int, left: float) -> float | None:
+        """Wait for what was asked for, whatever was learned from it."""
+        if not _is_response(answer):
+            return self._retries.pause(method, None, verdict, number, left)
+        asked = of_response(answer).cooldown
+        others = verdict.cooldown >= asked and not self.origins.any
+        verdict = verdict._replace(cooldown=max(verdict.cooldown, asked))
+        return self._retries.pause(method, answer.status_code, verdict, number, left, others)

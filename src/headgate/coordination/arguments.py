@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from headgate.clock import MICROSECONDS, Clock
 
 LONGEST = 366 * 86_400.0  # seconds
@@ -26,6 +28,12 @@ def count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
         raise ValueError(f"{name} must be a whole number from 1 to 1,000,000, got {value!r:.80}")
     return value
+
+
+def is_async(function: object) -> bool:
+    """Whether to call *function* gives something to be awaited."""
+    called = getattr(function, "__call__", None)  # noqa: B004  # that of an object whose class has an async one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def deadline(clock: Clock, timeout: float | None) -> int | None:

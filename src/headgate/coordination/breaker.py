@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import count, seconds
+from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
@@ -67,7 +67,7 @@ class Plans:
             *(share, round(seconds("window", window) * MICROSECONDS), count("min_calls", min_calls)),
         )
         self.site = Site(MACHINE, name, store, clock)
-        if on_change is not None and not callable(on_change):
+        if on_change is not None and (not callable(on_change) or is_async(on_change)):
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
         self._outcomes = Outcomes(name, ignore)
         self._on_change = on_change
@@ -130,9 +130,12 @@ class Plans:
                 # one that is read-only answers many steps, so it is asked for one that writes, and changes nothing
                 yield Step("report", (secrets.token_hex(8), -1, "ignored", *self.rules))
                 self._alone = False
+                logger.warning("circuit breaker %r is with the others again", self.site.name)
                 self._locally("force", secrets.token_hex(8), -1, "")  # what was learned alone was about that time
             reply = yield Step(op, (id, number, outcome, *self.rules))
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            if not self._alone:
+                logger.warning("circuit breaker %r goes on alone in this process: %s", self.site.name, error)
             reply, local, self._alone = self._locally(op, id, -1, outcome), True, True
         if reply[5]:
             self._tell(reply[5], reply[1])
@@ -163,7 +166,8 @@ class CircuitBreaker:
     lease      seconds that a probe may take before another may be made in its place
     rate       instead of failures in a row: the share of them, such as 0.5, among the calls of the last *window*
                seconds that opens it, once there are *min_calls*
-    ignore     exceptions that count for nothing: types, or a function that says so. Cancellation never counts
+    ignore     exceptions that count for nothing: types, or a function that says so. Cancellation never counts, nor does
+               what headgate raises itself
     on_change  called with name, state before and state now, once in the fleet for each change
     """
 
@@ -198,7 +202,7 @@ class CircuitBreaker:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call *function* through the breaker."""
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        if is_async(function):
             raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
         with self:
             return function(*args, **kwargs)

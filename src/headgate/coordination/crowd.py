@@ -15,8 +15,9 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 from headgate.clock import MICROSECONDS
+from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Reply, Step
-from headgate.coordination.place import Place
+from headgate.coordination.place import Place, serves
 from headgate.coordination.site import Site, Turn
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
@@ -58,7 +59,7 @@ class Crowd:
             self._next.append(standing)
             if self._timer is None or self._sleeps:
                 self._later(SOON)
-            self._loop = _running() or self._loop
+            self._loop = running_loop() or self._loop
 
     def leave(self, standing: Standing) -> bool:
         """Whether nobody is left."""
@@ -114,15 +115,13 @@ class Crowd:
         alive = round(ALIVE * MICROSECONDS) + self._took
         step = Step("beat", ("", "", alive, 0, alive, "", *(part for each in some for part in (each.id, each.waiter))))
         site = self._site
-        try:
-            site.place.check(tasks=False)
-        except TypeError:  # a client that only an event loop can use
+        if not serves(site.place, tasks=False):
             return self._ask_in_loop(step)
         return site.place.step(site.machine, site.name, step)
 
     def _ask_in_loop(self, step: Step) -> Reply:
         site, loop = self._site, self._loop
-        if loop is None or not loop.is_running() or loop is _running():
+        if loop is None or not loop.is_running() or loop is running_loop():
             raise StoreUnavailable("the event loop has ended, or would have to wait for itself")
         asked = asyncio.run_coroutine_threadsafe(site.place.astep(site.machine, site.name, step), loop)
         try:
@@ -130,13 +129,6 @@ class Crowd:
         except (TimeoutError, CancelledError) as error:
             asked.cancel()
             raise StoreUnavailable("the event loop stands still, or ends") from error
-
-
-def _running() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 _CROWDS: dict[tuple[Place, str], Crowd] = {}

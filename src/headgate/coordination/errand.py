@@ -12,7 +12,9 @@ import os
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Step
+from headgate.coordination.place import serves
 from headgate.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -33,14 +35,14 @@ class Errand:
         self._until = until
         self._later = site.place.timers.later
         _UNDER_WAY.add(self)
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._later(0, self._try)
-        else:
-            self._task = site.start(self._try_in_loop(), self._loop)
+        loop = running_loop()
+        if loop and serves(site.place, tasks=True):
+            self._loop = loop
+            self._task = site.start(self._try_in_loop(), loop)
             self._watch = self._later(EVERY, self._look)
             self._task.add_done_callback(self._left)
+        else:
+            self._later(0, self._try)
 
     def _try(self) -> None:
         over = True
@@ -55,10 +57,8 @@ class Errand:
     def _ask(self) -> bool:
         """Ask from a thread; whether there is no more to do."""
         site = self._site
-        try:
-            site.place.check(tasks=False)
-        except TypeError:
-            return True  # a client that only an event loop can use, and that has ended
+        if not serves(site.place, tasks=False):
+            return True  # only an event loop can use it, and that has ended
         try:
             site.place.step(site.machine, site.name, self._step)
         except StoreUnavailable:

@@ -78,10 +78,13 @@ def learned(learn: Learn, response: Any) -> Feedback:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that Retry-After (in lower-case *headers*) asks for, as a number or as a date; None if it does not."""
+    """Seconds that Retry-After (in lower-case *headers*) asks for, as a number or as a date; None if it does not.
+
+    Two such headers, of the server and of a proxy before it, come as one with a comma: the longer counts.
+    """
     text = headers.get("retry-after", "")
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return min(float(text), LONGEST)
+    if re.fullmatch(r"\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?)*", text):
+        return min(max(map(float, text.split(","))), LONGEST)
     date = _date(text)
     return None if date is None else min(max(date - now, 0.0), LONGEST)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import NamedTuple
 
-MOST = 1000  # calls that somebody else can leave; those who never leave must not fill the memory
+MOST = 1000  # calls, within each other or that somebody else can leave: those who never leave must not fill the memory
 
 
 class Admission(NamedTuple):
@@ -41,7 +41,7 @@ class Inside:
 
     def enter(self, admission: Admission) -> None:
         entry = Entry(self, admission)
-        _INSIDE.set((*_not_left(), entry))
+        _INSIDE.set((*_not_left()[1 - MOST :], entry))
         self._open[entry] = None
         if len(self._open) > MOST:
             [oldest, *_] = list(self._open)  # in one step: other threads change it, too

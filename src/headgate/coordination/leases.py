@@ -13,6 +13,7 @@ from headgate.coordination.feedback import Feedback, Learn, learned, of_response
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.pool import OPEN_END
 from headgate.coordination.memory import Memory
+from headgate.coordination.outcome import blames
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site
 from headgate.coordination.timers import Timer
@@ -109,11 +110,11 @@ class Leases:
     def leave(self, lease: Lease, error: BaseException | None) -> Plan[bool]:
         """The end of a ``with`` block: what was observed counts; else an exception is a failure, and no word a success.
 
-        A cancelled block says nothing about the member.
+        A cancelled block says nothing about the member, nor does one that something of ours refused.
         """
         verdict = lease.feedback
         if verdict is None:
-            blamed = isinstance(error, Exception) and not lease.excused
+            blamed = error is not None and blames(error) and not lease.excused
             verdict = Feedback("success" if error is None else "failure" if blamed else "")
         return (yield from self.settle(lease, verdict))
 
@@ -128,8 +129,8 @@ class Leases:
         return sent + self.lease_us - self.margin
 
 
-class Leased:
-    """A member that is ours for a lease. Within ``with`` the lease is renewed; released at the end."""
+class Lent:
+    """A member that is ours for a lease: what needs nobody's answer."""
 
     def __init__(self, leases: Leases, lease: Lease) -> None:
         self._leases = leases
@@ -162,6 +163,13 @@ class Leased:
     def excuse(self) -> None:
         """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
         self._lease.excused = True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._leases.site.name!r}>"  # the member may be a secret
+
+
+class Leased(Lent):
+    """A member that is ours for a lease. Within ``with`` the lease is renewed; released at the end."""
 
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
@@ -181,44 +189,9 @@ class Leased:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._leases.site.run(lambda _: self._leases.leave(self._lease, error))
 
-    def __repr__(self) -> str:
-        return f"Leased({self.member!r})"
 
-
-class AsyncLeased:
+class AsyncLeased(Lent):
     """`Leased` for asyncio."""
-
-    def __init__(self, leases: Leases, lease: Lease) -> None:
-        self._leases = leases
-        self._lease = lease
-        self.member = lease.member
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
-        return self._leases.is_lost(self._lease)
-
-    @property
-    def unanswered(self) -> bool:
-        """Set it when a request is on its way, which the other side may count later than we give up on it.
-
-        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
-        """
-        return self._lease.unanswered
-
-    @unanswered.setter
-    def unanswered(self, value: bool) -> None:
-        self._lease.unanswered = value
-
-    def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
-        """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
-        self._lease.feedback = verdict = learned(learn, response)
-        self._lease.unanswered = False
-        return verdict
-
-    def excuse(self) -> None:
-        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
-        self._lease.excused = True
 
     async def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
@@ -239,6 +212,3 @@ class AsyncLeased:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._leases.site.arun(lambda _: self._leases.leave(self._lease, error))
-
-    def __repr__(self) -> str:
-        return f"AsyncLeased({self.member!r})"

@@ -22,6 +22,7 @@ from typing import Any, Self, cast
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, seconds
 from headgate.coordination.holds import Event, Hold, Holds
+from headgate.coordination.loops import running_task
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.lock import MACHINE
 from headgate.coordination.memory import Memory
@@ -298,7 +299,7 @@ class AsyncLock:
 
         It belongs to the task that calls this, whichever awaits it: ``asyncio.wait_for`` may do so in one of its own.
         """
-        return self._acquire(_task(), timeout)
+        return self._acquire(running_task(), timeout)
 
     async def _acquire(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # made before there was an event loop
@@ -347,11 +348,4 @@ class AsyncLock:
             raise self._plans.lost_error()
 
     def _own(self) -> Hold | None:
-        return self._plans.holds.own(_task())
-
-
-def _task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # asked from outside of an event loop
-        return None
+        return self._plans.holds.own(running_task())

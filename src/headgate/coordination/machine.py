@@ -67,8 +67,10 @@ def wake(line: Line, channel: str, step: Step, reply: Reply) -> None:
     """Wake whoever in this process can go on, now that *step* was answered."""
     if step.op in WAKING:
         line.wake(channel)
-    elif step.op in ("dequeue", "cancel"):
-        line.wake(about(channel, str(reply[0] if step.op == "dequeue" else step.arguments[1])))
+    elif step.op == "cancel":
+        line.wake(about(channel, str(step.arguments[1])))
+    elif step.op == "dequeue" and reply[0]:  # else there is nobody to tell: whoever waits for one would wake itself
+        line.wake(about(channel, str(reply[0])))
 
 
 def about(channel: str, who: str) -> str:

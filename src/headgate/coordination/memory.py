@@ -40,19 +40,25 @@ class Memory:
         key = (machine.prefix, name)
         with self._lock:
             now = self.clock.now()
-            state = self._states.get(key)
-            if state is None:
-                state = self._states[key] = machine.state()
-            reply: Reply = getattr(state, step.op)(now, *step.arguments)
+            if key not in self._states:
+                self._states[key] = machine.state()
+            reply: Reply = self._ask(key, step.op, now, *step.arguments)
             self._sweep(now)
         wake(self.line, machine.keys(name)[0], step, reply)
         return reply
+
+    def _ask(self, key: tuple[str, str], op: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._states[key], op)(*arguments)
+        except BaseException:  # of a signal's handler, anywhere: what is half done is worse than what is forgotten
+            self._states.pop(key, None)
+            raise
 
     def _sweep(self, now: int) -> None:
         """Look at two states, in turn, and forget those that say nothing any more: faster than a step can make new."""
         for _ in range(min(2, len(self._states))):
             key = next(iter(self._states))
-            if self._states[key].idle(now):
+            if self._ask(key, "idle", now):
                 del self._states[key]
             else:
                 self._states.move_to_end(key)

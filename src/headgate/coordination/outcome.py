@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from headgate.coordination.arguments import is_async
+from headgate.errors import HeadgateError
+
 logger = logging.getLogger("headgate")
 
 Ignore = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool]
@@ -17,7 +20,8 @@ class Outcomes:
         if not (
             _is_exception(ignore)
             if isinstance(ignore, type)
-            else callable(ignore) or (isinstance(ignore, tuple) and all(map(_is_exception, ignore)))
+            else (callable(ignore) and not is_async(ignore))
+            or (isinstance(ignore, tuple) and all(map(_is_exception, ignore)))
         ):
             raise ValueError(f"ignore must be types of exceptions, or a function that says so, got {ignore!r:.80}")
         self._name = name
@@ -25,16 +29,25 @@ class Outcomes:
         self._ignored = ignore if isinstance(ignore, type | tuple) else ()
 
     def of(self, error: BaseException | None) -> str:
-        """A cancelled call says nothing about the server."""
+        """What *error* says: a success if it is None."""
         if error is None:
             return "success"
-        if not isinstance(error, Exception) or isinstance(error, self._ignored):
+        if not blames(error) or isinstance(error, self._ignored):
             return "ignored"
         try:
             return "ignored" if self._ignores and self._ignores(error) else "failure"
         except Exception:  # it must not hide the error of the call
             logger.exception("ignore of the circuit breaker %r failed", self._name)
             return "failure"
+
+
+def blames(error: BaseException) -> bool:
+    """Whether *error* may be the fault of whoever was called.
+
+    A cancellation is not, nor what headgate raises itself: where a limiter, a pool or another breaker refuses, nobody
+    was asked.
+    """
+    return isinstance(error, Exception) and not isinstance(error, HeadgateError)
 
 
 def _is_exception(kind: object) -> bool:

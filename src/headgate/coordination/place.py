@@ -37,6 +37,15 @@ class Place(Protocol):
     async def aclose(self) -> None: ...
 
 
+def serves(place: Place, *, tasks: bool) -> bool:
+    """Whether threads, or *tasks*, can use it; a client of redis-py that was handed in is for one of them."""
+    try:
+        place.check(tasks=tasks)
+    except TypeError:
+        return False
+    return True
+
+
 # One place for each store, so that all tools of a process share connections, the subscription and the line. Those by
 # the system's clock are kept; those of a test's clock live as long as their tools, those of a store as long as it.
 _PLACES: weakref.WeakValueDictionary[tuple[str, int], Memory | Redis] = weakref.WeakValueDictionary()

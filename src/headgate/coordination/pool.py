@@ -34,6 +34,12 @@ T = TypeVar("T")
 PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
 SHORTEST = 0.01  # seconds that a lease may be: renewed in time by nobody if it were shorter
 RETRY = 0.1  # seconds between tries while Redis does not answer
+MANY = 100  # members; to look at more takes Redis a while
+RECENT = 1 * MICROSECONDS  # how long what was seen of so many will do to say why there is nothing
+
+
+def _check(member: str) -> str:
+    return check_key(member, "member", secret=True)  # it may be a token, and errors are logged
 
 
 class Preset(TypedDict):
@@ -70,6 +76,7 @@ class Plans:
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
         self.leases = Leases(self.site, float(lease), self.rules)
+        self._seen: tuple[PoolStatus, int] | None = None  # of many members, and when
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
         until = deadline(self.clock, timeout)
@@ -109,17 +116,22 @@ class Plans:
                 raise
 
     def add(self, members: tuple[str, ...], restore: bool) -> Plan[None]:
-        yield self.leases.step("add" if restore else "join", "", *(check_key(member, "member") for member in members))
+        yield self.leases.step("add" if restore else "join", "", *map(_check, members))
 
     def retire(self, members: tuple[str, ...]) -> Plan[None]:
-        yield self.leases.step("retire", "", *(check_key(member, "member") for member in members))
+        yield self.leases.step("retire", "", *map(_check, members))
 
     def status(self) -> Plan[PoolStatus]:
         return status((yield self.leases.step("status", "")))
 
     def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
         """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""
-        seen = yield from self.status()
+        now = self.clock.now()
+        if self._seen and now < self._seen[1] + RECENT:
+            seen, _ = self._seen
+        else:
+            seen = yield from self.status()
+            self._seen = (seen, now) if len(seen.members) > MANY else None
         reasons = {reason: getattr(seen, reason) for reason in REASONS}
         return PoolExhausted(self.site.name, wait / MICROSECONDS if wait > 0 else None, reasons)
 

@@ -84,7 +84,7 @@ class Redis:
             self._subscription.listen(channel)
 
     def leave(self, channel: str) -> None:
-        if self._target:
+        if self._subscription:  # else it was a parent's, before a fork
             self._subscription.leave(channel)
 
     def close(self) -> None:

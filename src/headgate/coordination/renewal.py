@@ -10,6 +10,7 @@ import asyncio
 import weakref
 from typing import Any, Protocol, TypeVar
 
+from headgate.coordination.loops import running_loop
 from headgate.coordination.memory import Memory
 from headgate.coordination.site import Plan, Site
 from headgate.coordination.timers import Timer
@@ -46,7 +47,8 @@ def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = No
         keeper, held = its_keeper(), its_held()
         if keeper is None or held is None or held.over:
             return
-        if loop is None or (isinstance(keeper.site.place, Memory) and _running() is loop):  # moved by hand, in the loop
+        moved_in_loop = isinstance(keeper.site.place, Memory) and running_loop() is loop  # a clock, by hand
+        if loop is None or moved_in_loop:
             keeper.site.run(lambda _: keeper.renew(held))
             keep(keeper, held, loop)
         elif not loop.is_closed():
@@ -58,10 +60,3 @@ def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = No
 async def _renew(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop) -> None:
     await keeper.site.arun(lambda _: keeper.renew(held))
     keep(keeper, held, loop)
-
-
-def _running() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

@@ -7,7 +7,6 @@ the first asks; so any number of callers who wait for the same thing cost a proc
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from headgate.clock import Clock
 from headgate.coordination.errand import Errand
 from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.place import place_of
+from headgate.coordination.wake import Wake
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store
@@ -42,21 +42,30 @@ def shorter(pause: float | None, left: float | None) -> Pause:
 class Turn:
     """A caller's place in the line of its site. Only the first of a line asks; who leaves wakes the next."""
 
+    _joined = _listens = False
+
     def __init__(
         self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
     ) -> None:
         self._site = site
         self._standing = Standing(about(site.channel, who), wake, runs)
-        self._listens = False
 
     def __enter__(self) -> Turn:
+        self._joined = True
         self._site.place.line.join(self._standing)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
+            self._listens = False
             self._site.place.leave(self._site.channel)
         self._site.place.line.leave(self._standing)
+        self._joined = False
+
+    def __del__(self) -> None:
+        """Leave all the same where a signal came while it joined or left: nobody could get past it."""
+        if self._joined:
+            self.__exit__()
 
     def wake(self) -> None:
         """Let the caller look around."""
@@ -95,20 +104,15 @@ class Site:
         """One operation, for threads."""
         return self.place.step(self.machine, self.name, Step(op, arguments))
 
-    async def astep(self, op: str, *arguments: str | int) -> Reply:
-        """One operation, for asyncio."""
-        return await self.place.astep(self.machine, self.name, Step(op, arguments))
-
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
-        wake = threading.Event()
+        wake = Wake()
 
         def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):
                 wake.clear()  # what happens from here on is news
                 return self.place.step(self.machine, self.name, request)
-            self.clock.wait(wake, request.seconds)
-            wake.clear()  # a timer sets it, too; whoever was woken looks around next, so nothing is missed
+            self.clock.wait(wake, request.seconds)  # whoever was woken looks around next, so nothing is missed
             return None
 
         return run(plan(Turn(self, who, wake.set)), answer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.machine import Reply
@@ -30,7 +30,7 @@ class PoolStatus:
     open: int
     retired: int
     waiting: int
-    members: dict[str, MemberStatus]
+    members: dict[str, MemberStatus] = field(repr=False)  # names that may be secrets
 
 
 _BREAKERS = ("CLOSED", "OPEN", "HALF_OPEN")

@@ -58,6 +58,8 @@ class Subscription:
     def leave(self, channel: str) -> None:
         """One less waits on *channel*."""
         with self._lock:
+            if channel not in self._waiting:
+                return  # it waited in the parent, before a fork
             self._waiting[channel] -= 1
             if not self._waiting[channel]:
                 del self._waiting[channel]

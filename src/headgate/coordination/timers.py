@@ -61,7 +61,10 @@ class Timers:
         _ALL.add(self)
 
     def _start(self) -> None:
-        self._changed = threading.Condition()  # of an RLock: a garbage collection may call us while we hold it
+        # A garbage collection may call us while we hold it. It is taken as it is, and not through the condition, whose
+        # way in is Python: a signal there would leave it held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
         self._threads = self._waiting = 0
@@ -73,7 +76,7 @@ class Timers:
         if self._by_hand:
             self._by_hand(seconds, timer.run)
             return timer
-        with self._changed:
+        with self._lock:
             due = self._clock.now() + round(seconds * MICROSECONDS)
             heapq.heappush(self._heap, (due, next(self._count), timer))
             if len(self._heap) % 1024 == 0:  # most locks are released long before they are renewed
@@ -102,7 +105,7 @@ class Timers:
     def _run(self) -> None:
         idle = 0
         while True:
-            with self._changed:
+            with self._lock:
                 timer = self._due()
                 if timer is None:
                     idle += 1

@@ -1,0 +1,212 @@
+"""Cancelled wherever it may be: each operation at each of its awaits, and nothing stays held, leased or in line."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
+
+import pytest
+
+from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue
+from headgate.errors import CircuitOpen, PoolExhausted
+
+MOST = 40  # awaits of one operation; more would be one that turns round and round
+LONG = 20.0
+
+
+class Cut:
+    """Await *work*, and be cancelled at its await of that number: while it waits, or when the answer has just come."""
+
+    def __init__(self, work: Awaitable[Any], number: int, answered: bool) -> None:
+        self.work = work
+        self.number = number
+        self.answered = answered
+        self.reached = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self.work.__await__()
+        task = asyncio.current_task()
+        assert task
+        step: Callable[[], Any] = lambda: next(steps)  # noqa: E731  # what to do next, as a value
+        while True:
+            try:
+                awaited = step()
+            except StopIteration as done:
+                return done.value
+            self.reached += 1
+            if self.reached == self.number:
+                if self.answered and awaited is not None:
+                    awaited.add_done_callback(lambda _: task.cancel())
+                else:
+                    asyncio.get_running_loop().call_soon(task.cancel)
+            try:
+                yield awaited
+                step = lambda: next(steps)  # noqa: E731
+            except BaseException as error:
+                step = lambda thrown=error: steps.throw(thrown)  # type: ignore[misc]  # noqa: E731
+
+
+class Case(Protocol):
+    """An operation; *left* says what it left behind, given whether it was cut."""
+
+    def __init__(self, name: str, url: str) -> None: ...
+    async def prepare(self) -> None: ...
+    async def operate(self) -> None: ...
+    async def left(self, cut: bool) -> object: ...
+
+
+class FreeLock:
+    def __init__(self, name: str, url: str) -> None:
+        self.lock, self.other = AsyncLock(name, store=url), AsyncLock(name, store=url)
+
+    async def prepare(self) -> None: ...
+
+    async def operate(self) -> None:
+        async with self.lock:
+            await asyncio.sleep(0)
+
+    async def left(self, cut: bool) -> object:
+        return not (await self.other.acquire(0) and await self.other.release())
+
+
+class BusyLock(FreeLock):
+    async def prepare(self) -> None:
+        await self.other.acquire()
+        self.releases = asyncio.get_running_loop().create_task(self.release())
+
+    async def release(self) -> None:
+        await asyncio.sleep(0.03)
+        await self.other.release()
+
+    async def left(self, cut: bool) -> object:
+        await self.releases
+        return await super().left(cut)
+
+
+class FreePool:
+    def __init__(self, name: str, url: str) -> None:
+        self.pool = AsyncPool(name, store=url, slots=1)
+
+    async def prepare(self) -> None:
+        await self.pool.add("a")
+
+    async def operate(self) -> None:
+        async with self.pool.acquire():
+            await asyncio.sleep(0)
+
+    async def left(self, cut: bool) -> object:
+        status = await self.pool.status()
+        return status.leased or status.waiting
+
+
+class BusyPool(FreePool):
+    async def prepare(self) -> None:
+        await super().prepare()
+        leased = await self.pool.acquire()
+
+        async def release() -> None:
+            await asyncio.sleep(0.03)
+            await leased.release()
+
+        self.releases = asyncio.get_running_loop().create_task(release())
+
+    async def left(self, cut: bool) -> object:
+        await self.releases
+        return await super().left(cut)
+
+
+class Exhausted(FreePool):
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.leased = await self.pool.acquire()
+
+    async def operate(self) -> None:
+        with pytest.raises(PoolExhausted):
+            await self.pool.acquire(timeout=0.005)
+
+    async def left(self, cut: bool) -> object:
+        await self.leased.release()
+        return await super().left(cut)
+
+
+class Waiting:
+    def __init__(self, name: str, url: str) -> None:
+        self.queue = AsyncWaitQueue(name, store=url)
+
+    async def prepare(self) -> None:
+        async def serve() -> None:
+            await asyncio.sleep(0.03)
+            await self.queue.dequeue()
+
+        self.serves = asyncio.get_running_loop().create_task(serve())
+
+    async def operate(self) -> None:
+        await self.queue.wait("a", timeout=10 * LONG)
+
+    async def left(self, cut: bool) -> object:
+        if cut:
+            self.serves.cancel()  # it would take out what was left
+        await asyncio.wait([self.serves])
+        return await self.queue.size()
+
+
+class Serving(Waiting):
+    """What is taken out by one who is cut goes back to its place."""
+
+    async def prepare(self) -> None:
+        async def enqueue() -> None:
+            await asyncio.sleep(0.03)
+            await self.queue.enqueue("a")
+
+        self.serves = asyncio.get_running_loop().create_task(enqueue())
+
+    async def operate(self) -> None:
+        assert await self.queue.dequeue(timeout=LONG) == "a"
+
+    async def left(self, cut: bool) -> object:
+        await self.serves
+        return (await self.queue.size()) != cut
+
+
+class Probe:
+    def __init__(self, name: str, url: str) -> None:
+        self.breaker = AsyncCircuitBreaker(name, store=url, failures=1, open_for=0.001, successes=1)
+
+    async def prepare(self) -> None:
+        await self.breaker.record_failure()
+        await asyncio.sleep(0.002)
+
+    async def operate(self) -> None:
+        async with self.breaker:
+            await asyncio.sleep(0)
+
+    async def left(self, cut: bool) -> object:
+        try:
+            async with self.breaker:
+                return None
+        except CircuitOpen as refused:
+            return refused
+
+
+CASES: list[type[Case]] = [FreeLock, BusyLock, FreePool, BusyPool, Exhausted, Waiting, Serving, Probe]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("make", CASES)
+async def test_at_every_await(
+    make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for silence in ("pool.PATIENCE", "queue.JOINING", "queue.ALIVE", "crowd.ALIVE"):  # would clean up after us
+        monkeypatch.setattr(f"headgate.coordination.{silence}", 10 * LONG)
+    for number in range(MOST + 1):  # first to the end, so that the script is there from then on
+        case = make(f"{name} {number}", url)
+        await case.prepare()
+        cut = Cut(case.operate(), number, answered)
+        task: asyncio.Future[Any] = asyncio.ensure_future(cut)
+        await asyncio.wait([task])
+        assert task.cancelled() or task.result() is None
+        async with asyncio.timeout(LONG):
+            while await case.left(task.cancelled()):  # noqa: ASYNC110  # it is given back in the background
+                await asyncio.sleep(0.01)
+        if cut.reached < number:
+            return
+    pytest.fail(f"more than {MOST} awaits")
