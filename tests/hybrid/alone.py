@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 from headgate.decision import Decision
+from headgate.hybrid.errand import Waiter
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Member, Waiter
+from headgate.hybrid.member import Member
 from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import STYLES
 from headgate.rule import Rule
@@ -44,7 +45,7 @@ class Alone:
     def wait(self, permits: int = 1) -> Waiter:
         """Begin to wait for Redis."""
         waiter = Waiter("take", permits, lambda: None)
-        self.node.wait(self.member, "k", waiter, self.now)
+        self.member.wait("k", waiter, self.now)
         return waiter
 
     def sleep(self, seconds: float) -> None:

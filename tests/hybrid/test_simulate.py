@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from headgate.hybrid import simulate as simulation
+from headgate.hybrid.backend import LAST_RETRY
 from headgate.hybrid.lease import SECOND
-from headgate.hybrid.node import LAST_RETRY
 from headgate.hybrid.simulate import Scenario, main, naive, simulate
 from headgate.quota import Quota
 

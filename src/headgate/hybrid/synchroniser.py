@@ -25,7 +25,8 @@ from redis.exceptions import RedisError
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.hybrid import script
-from headgate.hybrid.member import Errand, Member
+from headgate.hybrid.errand import Errand
+from headgate.hybrid.member import Member
 from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import Reply
 from headgate.redis.address import Target
@@ -200,7 +201,7 @@ class ThreadSynchroniser(Synchroniser):
     def settle(self, member: Member, timeout: float) -> None:
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
         until = monotonic() + timeout
-        while self.node.unsettled(member) and monotonic() < until:
+        while member.unsettled() and monotonic() < until:
             self.nudge()
             sleep(0.001)
 
@@ -296,20 +297,22 @@ class LoopSynchroniser(Synchroniser):
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self.node.unsettled(member):
+                while member.unsettled():
                     self.nudge()
                     await asyncio.sleep(0.001)
 
     def leave(self, until: float) -> None:
         """Give everything back without the event loop, which is closed; no trip begins after *until*."""
         for member in list(self.node.everybody):
-            self.node.dismiss(member)
+            member.dismiss()
         for lease in self.node.leaving.values():
             if lease.flight:  # its trip ended with the loop, and what it told may have been heard
                 lease.flight = lease.refund = 0
             lease.ill = 0
         while monotonic() < until and self.node.leaving:
-            self.node.retry_at = self.node.last_trip = 0  # at once, whatever became of a trip that ended with the loop
+            self.node.backend.retry_at = self.node.last_trip = (
+                0  # at once, whatever became of a trip that ended with the loop
+            )
             errands = self.gather()
             if not errands:
                 return
@@ -346,8 +349,8 @@ def _farewell() -> None:
     """Give back what is held when the process ends, a second at most in all."""
     drivers = [driver for driver in list(_ALL) if isinstance(driver, ThreadSynchroniser)]
     leaving = [(driver, member) for driver in drivers for member in list(driver.node.everybody)]
-    for synchroniser, member in leaving:
-        synchroniser.node.dismiss(member)
+    for _, member in leaving:
+        member.dismiss()
     until = monotonic() + FAREWELL
     with suppress(RuntimeError):  # too late to start a thread
         for synchroniser, member in leaving:
