@@ -31,7 +31,7 @@ class Farewells(dict["tuple[Member, str]", Lease]):
                 break
             if lease in picked or lease.flight or now < lease.ill:
                 continue
-            if lease.debt or lease.refund or now < lease.expires:
+            if lease.debt or lease.refund or now < lease.known:
                 picked[lease] = "release"
             else:
                 gone.append(lease)

@@ -83,7 +83,7 @@ class Node:
         with self.lock:
             for member in self.members:
                 for lease in member.table.leases.values():
-                    lease.expires = 0
+                    lease.expires = lease.known = 0
 
     # ------------------------------------------------------------------------------------------------- driver
 
@@ -240,7 +240,7 @@ class Node:
         if op == "peek":
             return Errand(lease, Ask("peek", member.id, 0, 0, 0, 0, 0, 0, 0, (), 0, 0, 0, TICK), waiters)
         self.seq += 1
-        if lease.expires and now >= lease.expires:
+        if now >= lease.known:
             member.burned += lease.balance // member.law.cost
         member.tally(lease)
         needs = needs_of(waiters) if op == "sync" else ()
