@@ -22,6 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINE, TWINS, LEASE = "test_machine.py", "test_twins.py", "test_lease.py"
 HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py", "test_stats.py"
+SIMULATE = "test_simulate.py"
 
 
 class Mutant(NamedTuple):
@@ -131,6 +132,9 @@ MUTANTS = [
     Mutant("a promise that cannot be kept", "lease.py", "                self.due = earliest = self.sent_at + reply.wait * 1000\n", "                self.due = self.sent_at + reply.wait * 1000\n", LEASE),
     Mutant("a long trip makes a wait short", "lease.py", "self.deny_until = max(latest, self.due + trip + 2 * TICK)", "self.deny_until = self.due + trip + 2 * TICK", RETRY),
     Mutant("a long trip makes a wait short where nothing is leased", "lease.py", "max(latest, min(self.due, now + law.room // law.rate * 250))", "min(self.due, now + law.room // law.rate * 250)", LEASE),
+    Mutant("a crowd is kept its promise", "lease.py", "        kept = self.balance > 0 and self.several < earliest and not law.period\n", "        kept = False\n", SIMULATE),
+    Mutant("one permit is enough for several", "lease.py", "kept = self.balance > 0 and self.several < earliest and", "kept = self.balance > 0 and", RETRY),
+    Mutant("what runs out keeps a promise", "lease.py", "self.several < earliest and not law.period\n", "self.several < earliest\n", RETRY),
     Mutant("what came too late is burned", "lease.py", "if now >= self.expires and (self.balance == 0 or now >= self.known):", "if now >= self.expires:", LEASE),
     Mutant("what came too late is refused for", "lease.py", "                self.deny_until, self.due = 0, now\n", "                self.due = now\n", LEASE),
     Mutant("what was burned goes back", "lease.py", "if now >= self.expires and (self.balance == 0 or now >= self.known):", "if now >= self.expires and self.balance == 0:", LEASE),

@@ -287,7 +287,7 @@ def test_a_promise_that_cannot_be_kept_is_none() -> None:
     pair = Pair("1/second")
     pair.trip(needs=((1, 1),))
     pair.now += SECOND // 2
-    pair.lease.told(pair.now, pair.now + SECOND // 4)
+    pair.lease.told(pair.now, pair.now + SECOND // 4, False)
     reply = pair.trip(needs=((1, 1),))
     assert pair.lease.deny_until >= pair.now + reply.wait * 1000
 
@@ -461,7 +461,7 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
     pair.now = 1_700_000_001 * SECOND
     assert pair.report(demand=100.0).want > 0
     pair.lease.flight = 0
-    pair.lease.told(pair.now, pair.now + 5 * SECOND)
+    pair.lease.told(pair.now, pair.now + 5 * SECOND, True)
     ask = pair.report(demand=100.0)
     assert ask.want == 0 and ask.spare == 0
 
@@ -469,9 +469,9 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
 def test_the_first_promise_counts_and_the_latest() -> None:
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):
-        lease.told(10, until)
+        lease.told(10, until, False)
     assert (lease.promise, lease.latest) == (30, 40)
-    lease.told(35, 60)
+    lease.told(35, 60, False)
     assert (lease.promise, lease.latest) == (60, 60), "the first is over"
 
 

@@ -76,6 +76,7 @@ class Lease:
         "report_at",
         "returned",
         "sent_at",
+        "several",
         "share",
         "slot",
         "there",
@@ -97,6 +98,7 @@ class Lease:
         self.there = 0  # units that Redis has when that is over, nobody else spending any
         self.promise = 0  # when a caller who was refused was told to come back: the first of them
         self.latest = 0  # and the one who was refused last
+        self.several = 0  # and the last of those who asked for several permits
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
@@ -323,7 +325,9 @@ class Lease:
                 self.due = self.asked_at + FORGOTTEN
         promise = self.promise if self.promise >= earliest else self.latest
         early = self.deny_until - promise
-        if reply.nodes == 1 and promise >= earliest and early > 0:
+        # who comes for one finds it here, unless other callers were faster; of a window it may have run out by then
+        kept = self.balance > 0 and self.several < earliest and not law.period
+        if reply.nodes == 1 and promise >= earliest and early > 0 and not kept:
             self.deny_until = promise  # nobody else can have taken what was promised
             self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
         self.later = max(self.deny_until - now - CERTAIN, 0)
@@ -365,9 +369,11 @@ class Lease:
                 self.there = least - self.balance
                 self.deny_until = now + -(-missing // law.rate) * 1000
 
-    def told(self, now: int, until: int) -> None:
-        """A caller was refused at *now* and told to come back; of several the first counts, and then the latest."""
+    def told(self, now: int, until: int, several: bool) -> None:
+        """A caller was refused at *now* and told to come back; the first of them counts, and then the latest."""
         self.latest = until
+        if several:
+            self.several = max(self.several, until)
         if self.promise <= now or until < self.promise:
             self.promise = until
 

@@ -225,12 +225,12 @@ class Member:
         wait = -((now - until) // 1000)
         if law.period:
             wait = max(wait, self._room_in(reply, permits, lease.balance // law.cost))
-            lease.told(now, now + wait * 1000)
+            lease.told(now, now + wait * 1000, permits > 1)
             return answer(False, table.units, spare, max(table.over(lease, now), wait), wait)
         missing = max(price - total, wait * law.rate)
         if permits > 1 and price > law.room - reply.others * law.cost:
             missing = max(missing, RECALL * law.rate)  # no refill is enough: others have to give back first
-        lease.told(now, now + -(-missing // law.rate) * 1000)
+        lease.told(now, now + -(-missing // law.rate) * 1000, permits > 1)
         return answer(False, table.units, spare, max(law.room - spare, missing), missing)
 
     def _room_in(self, reply: Reply, permits: int, own: int) -> int:
