@@ -11,10 +11,11 @@ from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
+from headgate.hybrid.drivers import FAREWELL, LoopSynchroniser, ThreadSynchroniser
 from headgate.hybrid.errand import Waiter
 from headgate.hybrid.member import Member
 from headgate.hybrid.protocol import STYLES, law_of
-from headgate.hybrid.synchroniser import FAREWELL, LoopSynchroniser, Synchroniser, ThreadSynchroniser
+from headgate.hybrid.synchroniser import Synchroniser
 from headgate.keys import check_key, digest, hash_tag, label
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import Health, StoreHealth
