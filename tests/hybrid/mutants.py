@@ -116,7 +116,7 @@ MUTANTS = [
         "        self.balance -= 0\n",
     ),
     Mutant("a key met again claims to know nothing", "../../../tests/hybrid/fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
-    Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.lid = self.expires = 0\n", "                self.lid = 0\n", LEASE),
+    Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.lid = self.expires = self.known = 0\n", "                self.lid = 0\n", LEASE),
     Mutant("a debt without a floor", "ledger.py", "max(free - debt * law.cost, -law.room)", "free - debt * law.cost", LEASE),
     Mutant("a lowered quota owes what is leased", "ledger.py", "return top if law.period else max(top, 0)", "return top", LEASE),
     Mutant("what comes back of a larger quota fills above the brim", "ledger.py", "            free = min(free, top)  # more", "            pass  # more", LEASE),
