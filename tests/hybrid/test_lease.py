@@ -466,6 +466,18 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
     assert ask.want == 0 and ask.spare == 0
 
 
+def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
+    """It would be over before it is here, and count in the next window."""
+    pair = Pair("100/second", "sliding_window_counter")
+    pair.trip(demand=50.0)
+    pair.now = 2 * SECOND - 50 * MILLISECOND
+    assert pair.report(demand=50.0).want > 0
+    pair = Pair("100/second", "sliding_window_counter")
+    pair.trip(demand=50.0)
+    pair.now = 2 * SECOND - 10 * MILLISECOND
+    assert pair.report(demand=50.0).want == 0
+
+
 def test_the_first_promise_counts_and_the_latest() -> None:
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):

@@ -103,9 +103,7 @@ class Lease:
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
         self.lid = 0
-        self.known = (
-            0  # until then the ledger may know it, though nothing of it is spent any more: it can still be told of
-        )
+        self.known = 0  # until then the ledger may know it, though it is over here: it can still be told of
         self.ack = ack
         self.flight = 0  # the number of the report under way, 0 for none
         self.held = 0
@@ -151,10 +149,10 @@ class Lease:
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
         if law.kind == "counter" and (
-            max(self.promise, self.latest) > max(now, self.deny_until + self.later)
+            max(self.promise, self.latest) > max(now, self.deny_until + self.later)  # somebody comes for several
             or now < self.ends < now + MARGIN + TICK
         ):
-            want = spare = 0  # somebody comes for several: what is leased till then would count in the next window too
+            want = spare = 0  # what is leased till then, and not spent, would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
         give = max(self.balance // law.cost - keep, 0)
