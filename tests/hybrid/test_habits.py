@@ -45,7 +45,7 @@ def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
     town = Town(1000, "2/hour")
     granted = 0
     for _ in range(40):
-        made = town.node.trust(town.member, "k", 1, town.now)
+        made = town.member.trust("k", 1, town.now)
         if made is None:
             waiter = town.wait("k")
             while waiter.result is None:
@@ -60,14 +60,14 @@ def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
         town.now += SECOND // 4
         town.turn()
     assert not town.member.table.leases, "then it is forgotten"
-    assert town.node.trust(town.member, "k", 1, town.now)
+    assert town.member.trust("k", 1, town.now)
 
 
 def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
     town = Town(1000, "100/hour")
     start, granted = town.now, 0
     while town.now < start + 3600 * SECOND:
-        granted += town.node.trust(town.member, "k", 100, town.now) is not None
+        granted += town.member.trust("k", 100, town.now) is not None
         town.now += 5 * SECOND // 2
         town.turn()
     assert granted == 2, "the first was there, the second is one call too many, and is paid for"
@@ -82,7 +82,7 @@ def test_two_that_trust_each_other_pay_as_well() -> None:
     assert ledger.sync(town.now // 1000, law, style, other).lease > 0
     granted = 0
     for _ in range(10):
-        granted += town.node.trust(town.member, "k", 20, town.now) is not None
+        granted += town.member.trust("k", 20, town.now) is not None
         town.now += 5 * SECOND // 2
         town.turn()
     assert granted == 1
@@ -94,7 +94,7 @@ def test_the_child_of_a_fork_has_nothing_of_its_parents() -> None:
         town.wait(key)
     town.turn()
     town.wait("b")
-    town.node.leave(town.member.table.leases.pop("a"))
+    town.node.leaving.add(town.member.table.leases.pop("a"))
     town.node.thirsty.append(town.member.table.leases["b"])
     old, name = town.node.lock, town.member.id
     old.acquire()  # by a thread that is not in the child
@@ -113,7 +113,7 @@ def test_what_a_lost_farewell_owed_is_still_owed() -> None:
     town = Town(max_keys=10, policy="allow")
     town.node.fail(town.now, (), OSError("away"))
     town.wait("x")
-    town.node.leave(town.member.table.leases.pop("x"))
+    town.node.leaving.add(town.member.table.leases.pop("x"))
     town.now += 2 * SECOND
     errands = town.gather()
     assert [(errand.ask.op, errand.ask.debt) for errand in errands] == [("release", 1)]
@@ -143,9 +143,9 @@ def test_one_key_finds_out_whether_redis_is_back_and_less_and_less_often() -> No
     town.node.fail(town.now, town.gather(), OSError("away"))
     waits = []
     for _ in range(8):
-        waits.append(town.node.retry_at - town.now)
+        waits.append(town.node.backend.retry_at - town.now)
         assert town.gather() == [], "not before its time"
-        town.now = town.node.retry_at
+        town.now = town.node.backend.retry_at
         town.wait(f"k{len(waits)}")
         probe = town.node.gather(town.now)
         assert len(probe) == 1
@@ -204,7 +204,7 @@ def test_what_a_key_owes_is_told_though_it_is_given_up() -> None:
     town.node.fail(town.now, (), OSError("away"))
     town.wait("x")
     lease = town.member.table.leases.pop("x")
-    town.node.leave(lease)
+    town.node.leaving.add(lease)
     assert lease.debt == 1 and lease in town.node.leaving.values()
 
 
@@ -214,7 +214,7 @@ def test_a_refund_is_told_soon() -> None:
     for _ in range(100):
         town.turn()
     assert town.member.table.leases["x"].due > town.now + SECOND // 4, "it has nothing to say"
-    town.node.refund(town.member, "x", 5, town.now)
+    town.member.refund("x", 5, town.now)
     asks = [errand.ask for errand in town.gather()]
     assert [ask.refund for ask in asks] == [5]
 

@@ -150,6 +150,29 @@ def test_what_is_not_spent_in_time_is_burned() -> None:
     assert pair.free + pair.held == 100 - held, "its holder may have spent it"
 
 
+def test_what_came_too_late_to_be_spent_goes_back() -> None:
+    """Nobody here knows how much of a long trip was the way there: it may end sooner than it was granted."""
+    pair = Pair("5/second", "fixed_window")
+    pair.trip(needs=((3, 1),))
+    ask = pair.report(demand=50.0)
+    pair.now += 400 * MILLISECOND
+    reply = pair.ask(ask)
+    pair.now += 300 * MILLISECOND
+    pair.accept(ask, reply)
+    lease = pair.lease
+    assert pair.held == 2 and reply.wait > 0 and pair.now >= lease.expires
+    assert pair.now >= lease.deny_until and pair.now >= lease.due, "nobody is refused for it, and it is told at once"
+    assert pair.trip(needs=((2, 1),)).before == 2
+
+
+def test_what_the_ledger_has_burned_does_not_go_back() -> None:
+    pair = leased()
+    pair.now = pair.lease.known
+    ask = pair.report()
+    assert ask.lid == 0 and ask.held == 0
+    assert ask.returned == 0 and pair.held == 0
+
+
 def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
     pair = leased()
     pair.ledger = Ledger()  # its data was lost
@@ -240,6 +263,33 @@ def test_a_refusal_is_exact_when_nobody_else_holds_a_lease() -> None:
     sent = pair.now
     pair.trip(needs=((1, 1),), demand=0.0)
     assert pair.lease.deny_until == sent + SECOND, "the next permit comes then, and not a moment before"
+
+
+def test_a_refusal_is_no_shorter_for_a_long_trip() -> None:
+    """The wait is counted from when it was heard of: the permit may come just so long after the reply."""
+    for quota, demand in (
+        ("10/second", 1.0),
+        ("10/second", 60.0),
+        ("10/second", 2000.0),
+        ("60/second burst 1", 2000.0),
+    ):
+        pair = Pair(quota)
+        ask = pair.report(needs=((10, 1),), demand=demand)
+        pair.now += MILLISECOND
+        reply = pair.ask(ask)
+        pair.now += 90 * MILLISECOND
+        pair.accept(ask, reply)
+        assert reply.wait > 0 and pair.lease.deny_until >= pair.now + reply.wait * 1000
+
+
+def test_a_promise_that_cannot_be_kept_is_none() -> None:
+    """It was made for what somebody else has taken since: who is refused now is not told of it."""
+    pair = Pair("1/second")
+    pair.trip(needs=((1, 1),))
+    pair.now += SECOND // 2
+    pair.lease.told(pair.now, pair.now + SECOND // 4, False)
+    reply = pair.trip(needs=((1, 1),))
+    assert pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
 def test_a_refusal_of_many_is_remembered() -> None:
@@ -411,17 +461,29 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
     pair.now = 1_700_000_001 * SECOND
     assert pair.report(demand=100.0).want > 0
     pair.lease.flight = 0
-    pair.lease.told(pair.now, pair.now + 5 * SECOND)
+    pair.lease.told(pair.now, pair.now + 5 * SECOND, True)
     ask = pair.report(demand=100.0)
     assert ask.want == 0 and ask.spare == 0
+
+
+def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
+    """It would be over before it is here, and count in the next window."""
+    pair = Pair("100/second", "sliding_window_counter")
+    pair.trip(demand=50.0)
+    pair.now = 2 * SECOND - 50 * MILLISECOND
+    assert pair.report(demand=50.0).want > 0
+    pair = Pair("100/second", "sliding_window_counter")
+    pair.trip(demand=50.0)
+    pair.now = 2 * SECOND - 10 * MILLISECOND
+    assert pair.report(demand=50.0).want == 0
 
 
 def test_the_first_promise_counts_and_the_latest() -> None:
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):
-        lease.told(10, until)
+        lease.told(10, until, False)
     assert (lease.promise, lease.latest) == (30, 40)
-    lease.told(35, 60)
+    lease.told(35, 60, False)
     assert (lease.promise, lease.latest) == (60, 60), "the first is over"
 
 

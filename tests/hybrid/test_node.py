@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 
+from headgate.hybrid.errand import Errand, Waiter
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Errand, Member, Waiter
+from headgate.hybrid.member import Member
 from headgate.hybrid.node import BATCH, Node
 from headgate.hybrid.protocol import OK, STYLES, Reply
 from headgate.rule import Rule
@@ -35,7 +36,7 @@ class Town:
     def wait(self, key: str, op: str = "take", permits: int = 1) -> Waiter:
         waiter = Waiter(op, permits, lambda: None)
         self.waiters.append((key, waiter))
-        self.node.wait(self.member, key, waiter, self.now)
+        self.member.wait(key, waiter, self.now)
         return waiter
 
     def call(self, key: str) -> None:
@@ -112,7 +113,7 @@ def test_closed_while_under_way_and_used_again() -> None:
     town.wait("x")
     errands = town.gather()
     lease = town.member.table.leases["x"]
-    town.node.dismiss(town.member)
+    town.member.dismiss()
     town.wait("x")
     assert town.member.table.leases["x"] is lease, "the one that the ledger knows"
     town.answer(errands)
@@ -124,7 +125,7 @@ def test_closed_while_under_way_gives_everything_back() -> None:
     for _ in range(10):
         town.wait("x")
     errands = town.gather()
-    town.node.dismiss(town.member)
+    town.member.dismiss()
     town.answer(errands)
     assert town.ledgers["x"].out > 0
     town.turn()
@@ -167,7 +168,7 @@ def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
             elif event < 0.55:
                 town.wait(key, "peek", 0)
             elif event < 0.57:
-                town.node.dismiss(town.member)
+                town.member.dismiss()
             elif away:
                 if dice.random() < 0.1:  # nobody knows whether it arrived
                     arrived = dice.random() < 0.5
@@ -206,7 +207,7 @@ def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
 
 def test_no_trust_in_a_full_table() -> None:
     town = Town(max_keys=2)
-    granted = [bool(town.node.trust(town.member, f"k{i % 5}", 1, town.now)) for i in range(50)]
+    granted = [bool(town.member.trust(f"k{i % 5}", 1, town.now)) for i in range(50)]
     assert sum(granted) == 2
 
 
@@ -227,9 +228,9 @@ def test_who_waits_leaves_room_for_others() -> None:
         town.wait("due")
         town.turn()
     lease = town.member.table.leases.pop("goes")
-    town.node.leave(lease)
+    town.node.leaving.add(lease)
     town.member.table.leases["due"].due = town.now
-    town.node.schedule(town.member.table.leases["due"])
+    town.node.wheel.schedule(town.member.table.leases["due"])
     for number in range(200):
         town.wait(f"k{number}")
     asked = {(errand.lease.key, errand.ask.op) for errand in town.gather()}
@@ -244,7 +245,7 @@ def test_what_runs_out_on_its_way_is_burned() -> None:
         town.turn()
     lease = town.member.table.leases.pop("x")
     held = lease.balance // town.member.law.cost
-    town.node.leave(lease)
+    town.node.leaving.add(lease)
     town.now += 60 * SECOND
     town.turn()
     assert held > 0 and town.member.burned == held and not town.node.leaving
@@ -258,10 +259,10 @@ def test_a_farewell_waits_for_nobody_else() -> None:
     other = Member(
         town.node, Rule("5/day"), STYLES["high"], "deny", str, lambda: town.now, lambda *_: None, max_keys=10
     )
-    town.node.dismiss(other)
-    assert not town.node.unsettled(other)
-    town.node.dismiss(town.member)
-    assert town.node.unsettled(town.member), "what is under way has to come back first"
+    other.dismiss()
+    assert not other.unsettled()
+    town.member.dismiss()
+    assert town.member.unsettled(), "what is under way has to come back first"
 
 
 def test_a_release_that_was_lost_is_told_again() -> None:
@@ -269,14 +270,14 @@ def test_a_release_that_was_lost_is_told_again() -> None:
     for _ in range(3):
         town.wait("x")
         town.turn()
-    town.node.dismiss(town.member)
+    town.member.dismiss()
     errands = town.gather()
     assert [errand.ask.op for errand in errands] == ["release"]
-    assert town.node.unsettled(town.member), "it is not known to have arrived"
+    assert town.member.unsettled(), "it is not known to have arrived"
     town.node.fail(town.now, errands, OSError("away"))
     town.now += 2 * SECOND
     town.turn()
-    assert town.ledgers["x"].out == 0 and not town.node.unsettled(town.member)
+    assert town.ledgers["x"].out == 0 and not town.member.unsettled()
 
 
 def test_a_release_that_is_refused_is_not_told_again() -> None:
@@ -284,7 +285,7 @@ def test_a_release_that_is_refused_is_not_told_again() -> None:
     for key in ("x", "x", "x", "y"):
         town.wait(key)
         town.turn()
-    town.node.leave(town.member.table.leases.pop("x"))
+    town.node.leaving.add(town.member.table.leases.pop("x"))
     town.wait("y", "peek")
     errands = town.gather()
     assert {errand.ask.op for errand in errands} == {"peek", "release"}
@@ -299,7 +300,7 @@ def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
     errands = town.gather()
     town.node.fail(town.now, [errand for errand in errands if errand.lease.key == "sick"], OSError("away"))
     assert sick.result is not None and sick.result.degraded and well.result is None
-    assert town.node.sick(town.now)
+    assert town.node.backend.sick(town.now)
     town.answer([errand for errand in errands if errand.lease.key == "well"])
     assert well.result is not None and well.result.allowed and not well.result.degraded
     again, new = town.wait("sick"), town.wait("new")
@@ -332,7 +333,7 @@ def test_nobody_is_left_and_redis_is_away() -> None:
     town = Town(max_keys=10, policy="allow")
     town.node.fail(town.now, (), OSError("away"))
     town.wait("x")
-    town.node.dismiss(town.member)
+    town.member.dismiss()
     for _ in range(10):
         town.node.fail(town.now, town.gather(), OSError("away"))
         town.now += 2 * SECOND

@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from headgate.hybrid.backend import LAST_RETRY
 from headgate.hybrid.lease import SECOND
-from headgate.hybrid.node import LAST_RETRY
 from tests.hybrid.exact import overdrawn
 from tests.hybrid.herd import Outcome, Worker, herd, outcome
 from tests.servers import Server

@@ -49,12 +49,13 @@ MIXED = {
 
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("kind", MIXED)
-def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, accuracy: str) -> None:
+@pytest.mark.parametrize("stalls", [False, True])
+def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, accuracy: str, stalls: bool) -> None:
     """On a clock of its own, with reports in between: permits of 1 to all, and several were told to come back."""
     waits = 0
     for number, quota in enumerate(MIXED[kind] * 3):
         dice = random.Random(f"{kind} {accuracy} {number}")
-        alone = Alone(quota, kind, accuracy, 1_700_000_000 + dice.randrange(100))
+        alone = Alone(quota, kind, accuracy, 1_700_000_000 + dice.randrange(100), stalls)
         capacity = alone.rule.capacity
         permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
         for _ in range(150):
@@ -85,7 +86,7 @@ def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(qu
         admitted += made.allowed
         assert made.retry_after <= max(permit, 0.2) + 0.03, "a permit or a fifth of a second, and a trip and two ticks"
         alone.sleep(permit / 3)
-    assert alone.trips - trips <= 150
+    assert alone.trips - trips <= 120
     assert admitted >= 0.98 * 20 / permit - 1
 
 

@@ -31,7 +31,7 @@ def test_a_refund_does_not_unask() -> None:
     for _ in range(3):
         alone.take()
     before = stats(alone)
-    alone.node.refund(alone.member, "k", 2, alone.now)
+    alone.member.refund("k", 2, alone.now)
     assert stats(alone).local == before.local
     assert stats(alone).held == before.held + 2
     alone.sleep(2)
@@ -41,7 +41,7 @@ def test_a_refund_does_not_unask() -> None:
 def test_what_was_decided_is_counted_while_a_lease_goes_back() -> None:
     alone = warm()
     before = stats(alone)
-    alone.node.dismiss(alone.member)
+    alone.member.dismiss()
     assert stats(alone).local == before.local
     alone.sleep(1)
     assert alone.ledger.out == 0 and stats(alone).local == before.local

@@ -11,9 +11,11 @@ from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
-from headgate.hybrid.member import Member, Waiter
+from headgate.hybrid.drivers import FAREWELL, LoopSynchroniser, ThreadSynchroniser
+from headgate.hybrid.errand import Waiter
+from headgate.hybrid.member import Member
 from headgate.hybrid.protocol import STYLES, law_of
-from headgate.hybrid.synchroniser import FAREWELL, LoopSynchroniser, Synchroniser, ThreadSynchroniser
+from headgate.hybrid.synchroniser import Synchroniser
 from headgate.keys import check_key, digest, hash_tag, label
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import Health, StoreHealth
@@ -77,7 +79,7 @@ class HybridStore:
         """The limiter is gone, and nobody has closed it: give the leases back. Anything may have been interrupted."""
         gates: list[Gate] = [*self.gates, *list(self.loops.values())]
         for gate in gates:
-            gate.node.later.append(functools.partial(gate.node.dismiss, gate.member))
+            gate.node.later.append(gate.member.dismiss)
 
     async def aclose(self) -> None:
         """The same for the running event loop."""
@@ -107,11 +109,11 @@ class Gate:
         self._hurry: dict[int, float] = {}  # seconds that a thread has
 
     def store_health(self) -> StoreHealth:
-        node, sick = self.node, self.node.sick(self.now())
+        backend, sick = self.node.backend, self.node.backend.sick(self.now())
         return StoreHealth(
             state="open" if sick else "closed",
-            failures=node.failed,
-            opened=node.outages,
+            failures=backend.failed,
+            opened=backend.outages,
             degraded=self.member.outage.answers,
             last_error=f"{type(sick).__name__}: {sick}" if sick else "",
         )
@@ -119,7 +121,7 @@ class Gate:
     def _remote(self, key: str, permits: int) -> Any:
         """What the table cannot answer."""
         if self._optimistic and not self.inside():
-            made = self.node.trust(self.member, key, int(permits), self.now())
+            made = self.member.trust(key, int(permits), self.now())
             if made:
                 self.nudge()
                 return made
@@ -130,16 +132,16 @@ class Gate:
 
     def _join(self, key: str, waiter: Waiter) -> None:
         """Have *waiter* answered, sooner or later."""
-        self.node.wait(self.member, key, waiter, self.now())
+        self.member.wait(key, waiter, self.now())
         self.nudge()
 
     def _give_back(self, key: str, permits: int) -> None:
         key, permits, node = check_key(key), check_permits(permits), self.node
         if self.inside():
-            node.later.append(lambda: node.refund(self.member, key, permits, self.now()))
+            node.later.append(lambda: self.member.refund(key, permits, self.now()))
         else:
-            node.check_reachable(self.member, key, self.now())
-            node.refund(self.member, key, permits, self.now())
+            self.member.check_reachable(key, self.now())
+            self.member.refund(key, permits, self.now())
         self.nudge()
 
     def _hurried(self, key: str, permits: int, patience: float) -> Any:
@@ -185,27 +187,27 @@ class HybridGate(Gate):
 
     def close(self) -> None:
         if self.inside():  # a signal handler: who was interrupted has to go on first
-            self.node.later.append(functools.partial(self.node.dismiss, self.member))
+            self.node.later.append(self.member.dismiss)
             self.nudge()
             return
-        self.node.dismiss(self.member)
+        self.member.dismiss()
         self.synchroniser.settle(self.member, FAREWELL)
-        self.node.forget(self.member)
+        self.member.forget()
 
     def _ask(self, op: str, key: str, permits: int, patience: float | None = None) -> Decision:
         done = threading.Lock()  # and no Event, in which a signal handler can keep others from telling anybody
         done.acquire()
         waiter = Waiter(op, permits, done.release)
         if self.inside():  # whoever could answer waits for the lock of what was interrupted
-            return self.node.interrupted(self.member, key, waiter, self.now())
+            return self.member.interrupted(key, waiter, self.now())
         try:
             self._join(key, waiter)
             while not done.acquire(timeout=1.0 if patience is None else max(patience, 0.0)):
                 if patience is not None:
-                    return self.node.give_up(self.member, key, waiter, self.now())
+                    return self.member.give_up(key, waiter, self.now())
                 self.nudge()  # should the thread have died, there is a new one
         except BaseException:
-            self.node.abandon(self.member, key, waiter)
+            self.member.abandon(key, waiter)
             raise
         return waiter.answer()
 
@@ -220,9 +222,9 @@ class AsyncHybridGate(Gate):
         self.try_local = self.member.table.try_acquire
 
     async def aclose(self) -> None:
-        self.node.dismiss(self.member)
+        self.member.dismiss()
         await self.synchroniser.settle(self.member, FAREWELL)
-        self.node.forget(self.member)
+        self.member.forget()
         if not self.node.members:
             await self.synchroniser.stop()
 
@@ -234,9 +236,9 @@ class AsyncHybridGate(Gate):
             async with asyncio.timeout(patience):
                 await done
         except TimeoutError:
-            return self.node.give_up(self.member, key, waiter, self.now())
+            return self.member.give_up(key, waiter, self.now())
         except asyncio.CancelledError:
-            self.node.abandon(self.member, key, waiter)
+            self.member.abandon(key, waiter)
             raise
         return waiter.answer()
 

@@ -58,6 +58,7 @@ class Lease:
         "home",
         "ill",
         "key",
+        "known",
         "later",
         "latest",
         "lid",
@@ -75,6 +76,7 @@ class Lease:
         "report_at",
         "returned",
         "sent_at",
+        "several",
         "share",
         "slot",
         "there",
@@ -96,10 +98,12 @@ class Lease:
         self.there = 0  # units that Redis has when that is over, nobody else spending any
         self.promise = 0  # when a caller who was refused was told to come back: the first of them
         self.latest = 0  # and the one who was refused last
+        self.several = 0  # and the last of those who asked for several permits
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
         # what the ledger must know
         self.lid = 0
+        self.known = 0  # until then the ledger may know it, though it is over here: it can still be told of
         self.ack = ack
         self.flight = 0  # the number of the report under way, 0 for none
         self.held = 0
@@ -141,11 +145,14 @@ class Lease:
     ) -> Ask:
         """What to tell and to ask for; *trip* is how long a trip takes. Nothing else may be under way."""
         self.count(now, law, needs)
-        if now >= self.expires:
+        if now >= self.expires and (self.balance == 0 or now >= self.known):
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
-        if law.kind == "counter" and max(self.promise, self.latest) > max(now, self.deny_until + self.later):
-            want = spare = 0  # somebody comes for several: what is leased till then would count in the next window too
+        if law.kind == "counter" and (
+            max(self.promise, self.latest) > max(now, self.deny_until + self.later)  # somebody comes for several
+            or now < self.ends < now + MARGIN + TICK
+        ):
+            want = spare = 0  # what is leased till then, and not spent, would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
         give = max(self.balance // law.cost - keep, 0)
@@ -173,7 +180,7 @@ class Lease:
         self.flight = 0
         if reply.status != OK:
             if reply.status == VOID:  # the ledger does not know this lease: it ran out, or its data is gone
-                self.balance = self.mark = self.lid = self.expires = 0
+                self.balance = self.mark = self.lid = self.expires = self.known = 0
                 self.ack = ask.seq
             self.due = now
             return False
@@ -193,6 +200,7 @@ class Lease:
         self.mark += granted
         lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
         self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
+        self.known = now + lasts
         self.ends = now + reply.ends * 1000 if reply.ends else 0  # at the latest: callers are told to come then
         self.beyond = max(reply.free, 0)
         self.others = reply.others
@@ -201,7 +209,7 @@ class Lease:
         if self.remember:
             self.remember = now + self._empty(reply, law)
         if ask.op == "release":
-            self.lid = self.expires = 0
+            self.lid = self.expires = self.known = 0
         if ask.op != "sync":
             self.deny_until = self.pause = 0
             self.due = now + IDLE
@@ -285,20 +293,24 @@ class Lease:
         self.pause = pause
 
         self.deny_until = 0
+        earliest = self.sent_at + 1  # when there can be something there
         if reply.wait > 0:
             # With nobody else holding a lease nothing can come sooner than the ledger said, counted from when it was
             # asked. Otherwise something may be given back any time, and the answer is good for a pause. So it is where
             # more is asked for than comes in: what comes in meanwhile is not lost, and is fetched in one trip.
             exact = reply.others == 0 and reply.free < law.cost
-            self.due = self.sent_at + reply.wait * 1000 if exact else now + pause
-            self.deny_until = now + reply.wait * 1000 if exact else self.due  # rather a trip late than in vain
+            latest = 0
+            self.due = self.deny_until = now + pause
+            if exact:
+                self.due = earliest = self.sent_at + reply.wait * 1000
+                self.deny_until = latest = now + reply.wait * 1000  # rather a trip late than in vain
             self.deny_from = self.there = law.cost
             if reply.busy and self.due <= now + pause:
                 self.due = now + pause
-                if ask.want:
-                    self.deny_until = self.due + trip + 2 * TICK  # nobody needs to wait for the next trip
+                if ask.want:  # nobody needs to wait for the next trip
+                    self.deny_until = max(latest, self.due + trip + 2 * TICK)
                 elif not law.period:  # nothing is fetched but by callers: long before it is full they may ask again
-                    self.deny_until = min(self.due, now + max(reply.wait * 1000 * exact, law.room // law.rate * 250))
+                    self.deny_until = max(latest, min(self.due, now + law.room // law.rate * 250))
             if law.period:  # another window is another matter
                 self.deny_until = min(self.deny_until, self.ends)
         else:
@@ -309,9 +321,11 @@ class Lease:
             self.due = now + pause
             if ask.spare or now - self.asked_at >= self.quiet:
                 self.due = self.asked_at + FORGOTTEN
-        promise = self.promise if self.promise > self.sent_at else self.latest
+        promise = self.promise if self.promise >= earliest else self.latest
         early = self.deny_until - promise
-        if reply.nodes == 1 and promise > self.sent_at and early > 0:
+        # who comes for one finds it here, unless other callers were faster; of a window it may have run out by then
+        kept = self.balance > 0 and self.several < earliest and not law.period
+        if reply.nodes == 1 and promise >= earliest and early > 0 and not kept:
             self.deny_until = promise  # nobody else can have taken what was promised
             self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
         self.later = max(self.deny_until - now - CERTAIN, 0)
@@ -319,7 +333,9 @@ class Lease:
         if reply.wait > 0:
             self.due = min(self.due, now + max(CERTAIN, pause))  # what is spent does not go unreported for long
         if self.balance > 0:
-            if not reply.ends or self.ttl < reply.ends * 1000:  # to report is to renew
+            if now >= self.expires:  # it came too late to be spent: that is renewed, or goes back to who asks
+                self.deny_until, self.due = 0, now
+            elif not reply.ends or self.ttl < reply.ends * 1000:  # to report is to renew
                 self.due = min(self.due, max(self.expires - self.ttl // 4, now + shortest))
             else:
                 self.due = min(self.due, self.ends)  # a window starts with nothing
@@ -351,9 +367,11 @@ class Lease:
                 self.there = least - self.balance
                 self.deny_until = now + -(-missing // law.rate) * 1000
 
-    def told(self, now: int, until: int) -> None:
-        """A caller was refused at *now* and told to come back; of several the first counts, and then the latest."""
+    def told(self, now: int, until: int, several: bool) -> None:
+        """A caller was refused at *now* and told to come back; the first of them counts, and then the latest."""
         self.latest = until
+        if several:
+            self.several = max(self.several, until)
         if self.promise <= now or until < self.promise:
             self.promise = until
 

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 
 from headgate.algorithms.bucket import Bucket
 from headgate.decision import Decision
+from headgate.hybrid.errand import Errand, Waiter
 from headgate.hybrid.lease import MILLISECOND, SECOND
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Errand, Member, Waiter
+from headgate.hybrid.member import Member
 from headgate.hybrid.naive import naive
 from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import STYLES, Ask, Reply
@@ -57,7 +58,7 @@ class Process:
         waiter = Waiter("take", permits, lambda: None)
         self.fleet.recorder.outcome.waited += 1
         waiter.wake = lambda: self._answered(waiter)
-        if not self.node.wait(self.member, key, waiter, self.fleet.now) and not self.under_way:
+        if not self.member.wait(key, waiter, self.fleet.now) and not self.under_way:
             self.drive()
         return None
 

@@ -58,7 +58,7 @@ def stats_of(members: Sequence[Member]) -> Stats:
         degraded=sum(member.outage.answers for member in members),
         syncs=sum(member.syncs for member in members),
         trips=sum(node.trips for node in nodes),
-        failures=sum(node.failures for node in nodes),
+        failures=sum(node.backend.failures for node in nodes),
         keys=len(leases),
         held=sum(lease.balance // cost for lease, cost in leases),
         unreported=sum(max(lease.mark - lease.balance, 0) // cost for lease, cost in leases),
@@ -66,5 +66,5 @@ def stats_of(members: Sequence[Member]) -> Stats:
         voided=sum(member.voided for member in members),
         trip_seconds=max((node.trip for node in nodes), default=0) / 1e9,
         nodes=max((node.seen for node in nodes), default=1),
-        backend="down" if any(member.node.sick(member.table.read_clock()) for member in members) else "up",
+        backend="down" if any(member.node.backend.sick(member.table.read_clock()) for member in members) else "up",
     )

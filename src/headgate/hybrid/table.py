@@ -168,7 +168,7 @@ class Table:
                 more = soonest(law, law.period - left, lease.current, lease.previous, cost // self.cost, own)
                 wait = max(wait, more)
                 until = now + times(wait, 1000)
-        lease.told(now, until)
+        lease.told(now, until, cost > self.cost)
         spare = min(here + lease.beyond, cost - 1)
         denial = Denial()
         denial._units = self.units
