@@ -169,6 +169,20 @@ def test_within_with_it_is_renewed(url: str, name: str) -> None:
         assert not leased.lost
 
 
+async def test_acquire_makes_a_task(url: str, name: str) -> None:
+    """As any coroutine does; one that is cancelled holds nothing."""
+    pool = AsyncPool(name, store=url)
+    await pool.add("a")
+    first = await asyncio.create_task(pool.acquire())
+    async with asyncio.TaskGroup() as group:
+        second, third = group.create_task(pool.acquire()), group.create_task(pool.acquire(timeout=LONG))
+        await asyncio.sleep(0)
+        second.cancel()
+        await first.release()
+    assert second.cancelled()
+    assert third.result().member == "a"
+
+
 async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
     pool = AsyncPool(name, store=url, lease=1.2)
     await pool.add("a")

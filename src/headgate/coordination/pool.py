@@ -185,17 +185,24 @@ class Pool:
         return self._plans.site.run(plan)
 
 
-class Acquiring:
-    """What `AsyncPool.acquire` gives: await it for a lease, or use it with ``async with``."""
+class Acquiring(Coroutine[Any, Any, AsyncLeased]):
+    """What `AsyncPool.acquire` gives: await it for a lease, make a task of it, or use it with ``async with``."""
 
-    def __init__(self, leases: Leases, acquire: Coroutine[Any, Any, Lease]) -> None:
-        self._leases = leases
+    def __init__(self, acquire: Coroutine[Any, Any, AsyncLeased]) -> None:
         self._acquire = acquire
         self._leased: AsyncLeased | None = None
 
     def __await__(self) -> Generator[Any, Any, AsyncLeased]:
-        lease = yield from self._acquire.__await__()
-        return AsyncLeased(self._leases, lease)
+        return self._acquire.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._acquire.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._acquire.throw(*error)
+
+    def close(self) -> None:
+        self._acquire.close()
 
     async def __aenter__(self) -> AsyncLeased:
         self._leased = await self
@@ -245,7 +252,7 @@ class AsyncPool:
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
         """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
-        return Acquiring(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+        return Acquiring(self._acquire(timeout))
 
     async def status(self) -> PoolStatus:
         """Who is ready, in use, cooling, limited, open or retired, and until when."""
@@ -254,6 +261,10 @@ class AsyncPool:
     async def aclose(self) -> None:
         """Let go of this event loop's connections; it does so itself when it ends."""
         await self._plans.site.place.aclose()
+
+    async def _acquire(self, timeout: float | None) -> AsyncLeased:
+        lease = await self._run(lambda turn: self._plans.acquire(turn, timeout))
+        return AsyncLeased(self._plans.leases, lease)
 
     def _run(self, plan: Callable[[Turn], Plan[T]]) -> Coroutine[Any, Any, T]:
         return self._plans.site.arun(plan)
