@@ -328,6 +328,18 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
     until(gone, driver)
 
 
+def test_what_is_kept_of_a_limiter_is_enough(redis_server: Server) -> None:
+    """Its `try_acquire`, or what `within` gave: the limiter is forgotten while the first call waits for Redis."""
+
+    def limiter() -> HybridLimiter:
+        return HybridLimiter("5/day", store=redis_server.patient_url, on_store_error="allow")
+
+    kept = [limiter().try_acquire for _ in range(3)] + [limiter().within(10.0).try_acquire for _ in range(3)]
+    made = [each("k") for each in kept for _ in range(4)]
+    assert not any(each.degraded for each in made)
+    assert 1 <= sum(bool(each) for each in made) <= 5  # one may keep a permit that others would have taken
+
+
 def gone(something: weakref.ref[Any]) -> bool:
     gc.collect()
     return something() is None

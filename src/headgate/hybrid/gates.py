@@ -79,7 +79,7 @@ class HybridStore:
         """The limiter is gone, and nobody has closed it: give the leases back. Anything may have been interrupted."""
         gates: list[Gate] = [*self.gates, *list(self.loops.values())]
         for gate in gates:
-            gate.node.later.append(gate.member.dismiss)
+            gate.node.later.append(gate.member.desert)
 
     async def aclose(self) -> None:
         """The same for the running event loop."""

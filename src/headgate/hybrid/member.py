@@ -188,16 +188,26 @@ class Member:
                 self.node.wheel.schedule(lease)
 
     def dismiss(self) -> None:
-        """Give back everything that is held."""
+        """Give back everything that is held; the policy answers who waits."""
         node = self.node
         with node.lock:
             node.catch_up()
-            leases = list(self.table.leases.values())
-            self.table.leases.clear()
-            for lease in leases:
+            for lease in list(self.table.leases.values()):
                 for waiter in node.waiting.pop(lease, ()):
                     self.fall_back(lease, waiter, self.table.read_clock())
-                node.leaving.add(lease)
+                self._give_back(lease)
+
+    def desert(self) -> None:
+        """Give back what nobody waits for: the limiter is gone, but somebody may have kept its `try_acquire`."""
+        node = self.node
+        with node.lock:
+            for lease in list(self.table.leases.values()):
+                if lease not in node.waiting:
+                    self._give_back(lease)
+
+    def _give_back(self, lease: Lease) -> None:
+        del self.table.leases[lease.key]
+        self.node.leaving.add(lease)
 
     def unsettled(self) -> bool:
         """Whether something is on its way out that Redis may still hear of."""
