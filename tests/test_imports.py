@@ -14,7 +14,7 @@ PACKAGE = Path(headgate.__file__).parent
 
 # From the ground up. A module may import from its own line and from those above it; the longest name that fits counts.
 LAYERS = [
-    ["errors", "compiler"],
+    ["errors", "compiler", "bell"],
     ["quota", "decision", "clock", "keys", "plan"],
     ["algorithms"],
     ["rule"],

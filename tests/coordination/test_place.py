@@ -416,7 +416,7 @@ def signal_at(number: int, call: Callable[[], object]) -> bool:
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         nonlocal left
-        if not frame.f_code.co_filename.endswith(("timers.py", "wake.py", "threading.py")):
+        if not frame.f_code.co_filename.endswith(("timers.py", "bell.py", "threading.py")):
             return None
         left -= event == "return"
         if left == 0:

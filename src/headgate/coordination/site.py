@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from headgate.bell import Bell
 from headgate.clock import Clock
 from headgate.coordination.errand import Errand
 from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.place import place_of
-from headgate.coordination.wake import Wake
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store
@@ -106,13 +106,14 @@ class Site:
 
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
-        wake = Wake()
+        wake = Bell()
 
         def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):
                 wake.clear()  # what happens from here on is news
                 return self.place.step(self.machine, self.name, request)
-            self.clock.wait(wake, request.seconds)  # whoever was woken looks around next, so nothing is missed
+            self.clock.wait(wake, request.seconds)
+            wake.clear()  # whoever was woken looks around next, so nothing is missed
             return None
 
         return run(plan(Turn(self, who, wake.set)), answer)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
 
+from headgate.bell import Bell
 from headgate.hybrid import script
-from headgate.hybrid.bell import Bell
 from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser

@@ -206,7 +206,7 @@ class Member:
                     self._give_back(lease)
 
     def _give_back(self, lease: Lease) -> None:
-        del self.table.leases[lease.key]
+        self.table.leases.pop(lease.key, None)
         self.node.leaving.add(lease)
 
     def unsettled(self) -> bool:

@@ -1,4 +1,4 @@
-"""What wakes the thread that drives a node, from wherever: another thread, or a signal handler in any of them."""
+"""What a thread sleeps on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from contextlib import suppress
 
 
 class Bell(threading.Event):
-    """An Event that a signal handler may ring whatever it interrupts: it has no lock that an interrupt leaves behind.
+    """An event that a signal cannot break. It rings while `_quiet` is free.
 
-    It rings while `_quiet` is free.
+    The ways into the usual one are Python: a handler that sets it, or raises, while its thread is in there may leave it
+    locked, and then whoever sets it next waits for ever. This is one lock, taken in one step.
     """
 
     def __init__(self) -> None:
