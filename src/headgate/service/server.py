@@ -189,7 +189,7 @@ def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
         f"  rules    {shown or 'the defaults only'}   ({sources.file or 'no file'})",
         f"  workers  {settings.workers}",
     ]
-    lines += [f"  warning  {text}" for text in warnings(settings, tokens)]
+    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens), *sources.unread())]
     return "\n".join(lines)
 
 
