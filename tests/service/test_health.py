@@ -68,7 +68,7 @@ def test_not_ready_when_the_default_is_to_deny(start: Start) -> None:
 def test_a_fresh_one_that_would_refuse_everybody_is_not_ready(start: Start, mortal_server: Server, policy: str) -> None:
     config = f"[rules.default]\non_store_error='{policy}'\n"
     service = start("--store", mortal_server.patient_url, config=config)
-    assert service.get("/actuator/health/readiness").json == {"status": "UP"}
+    eventually(lambda: service.get("/actuator/health/readiness").json == {"status": "UP"}, "to be ready")
     mortal_server.kill()  # and nobody makes a check, by which it could be noticed
     eventually(lambda: service.get("/actuator/health/readiness").status == 503, "not to be ready")
     assert service.get("/actuator/health/readiness").json == {"status": "OUT_OF_SERVICE"}
