@@ -140,6 +140,8 @@ def serve(sources: Sources) -> None:
         )
         sys.stderr.write(banner(sources, settings, tokens) + "\n")
         server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # told again while Python ends, it would die of it and not say 0
 
 
 def check_store(settings: Settings) -> None:
