@@ -1,4 +1,4 @@
-"""Many batches at once: each is decided soon after it is begun, and nobody's check waits for all of them."""
+"""Batches: many at once keep nobody waiting, and a check that gets no answer does not take those of others away."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,7 +34,31 @@ def test_a_few_are_decided_at_a_time_and_the_rest_stand_in_line(start: Start) ->
 
 def test_one_that_is_refused_holds_nobody_up(start: Start) -> None:
     service = start(config=RULE)
-    for body in (b"[]", b"{}", b'[{"rule": "none"}]', b'[{"permits": 1000000000}]'):
+    for body in (b"{}", b'[{"rule": "none"}]', b'[{"permits": 1000000000}]'):
         for _ in range(AT_ONCE):
             assert service.ask("POST", f"{API}/check/batch", None, body, JSON).status == 400
     assert len(left(service)) == CHECKS
+
+
+def test_one_without_an_answer_leaves_the_others_theirs(start: Start) -> None:
+    rules = "[rules.strict]\nquotas = '5/day'\non_store_error = 'raise'\n"
+    rules += "[rules.spent]\nquotas = '5/day'\non_store_error = 'local'\n"
+    service = start("--store", "redis://127.0.0.1:1/0", config=rules)
+    checks = [{"key": "k", "rule": rule} for rule in ("spent", "strict", "spent")] * 40  # more than one trip
+    answer = service.ask("POST", f"{API}/check/batch", body=checks)
+    assert answer.status == 200
+    assert [one["rule"] for one in answer.json] == [check["rule"] for check in checks]
+    spent = [one for one in answer.json if one["rule"] == "spent"]
+    assert [one["allowed"] for one in spent] == [True] * 5 + [False] * 75, "each was spent once, and says so"
+    for one in (one for one in answer.json if one["rule"] == "strict"):
+        assert one["allowed"] is False and one["unanswered"] is True and one["retryAfterSeconds"] == 1
+        assert one["key"] == "k" and one["limit"] == 5 and "does not answer" in one["message"]
+    assert all("unanswered" not in one for one in spent)
+    name = 'rate_limiter_unanswered_total{rule="strict",algorithm="TOKEN_BUCKET"}'
+    assert service.metrics()[name] == 40
+
+
+def test_none_with_an_answer_is_a_503(start: Start) -> None:
+    service = start("--store", "redis://127.0.0.1:1/0", config="[rules.default]\non_store_error = 'raise'\n")
+    answer = service.ask("POST", f"{API}/check/batch", body=[{"key": "a"}, {"key": "b"}])
+    assert answer.status == 503 and answer.headers["retry-after"] == "1" and "try again" in answer.problem

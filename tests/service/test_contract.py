@@ -166,6 +166,16 @@ class TestReset:
         service.reset(key, algorithm="SLIDING_WINDOW")
         assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 70
 
+    @pytest.mark.parametrize(
+        "permits, says", [("0", "at least 1"), ("101", "at most 100"), ("-1", "whole number"), ("x", "whole number")]
+    )
+    def test_permits_are_those_of_a_check(self, service: Service, key: str, permits: str, says: str) -> None:
+        assert service.check(key, algorithm="FIXED_WINDOW", permits=7).status == 200
+        answer = service.reset(key, algorithm="FIXED_WINDOW", permits=permits)
+        assert answer.status == 400 and says in answer.problem
+        assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 93
+        assert service.reset(key, algorithm="FIXED_WINDOW", permits=100).json["remaining"] == 100
+
     def test_get_does_not_reset(self, service: Service, key: str) -> None:
         answer = service.get(f"{API}/reset", {"key": key})
         assert answer.status == 405 and "DELETE" in answer.headers["allow"]
@@ -190,7 +200,6 @@ class TestBatch:
     @pytest.mark.parametrize(
         "body, says",
         [
-            ([], "length >= 1"),
             ([{}] * 1001, "at most 1000"),
             ({}, "list"),
             (["a"], "object"),
@@ -215,6 +224,15 @@ class TestBatch:
         answer = service.ask("POST", f"{API}/check/batch", body=body)
         assert answer.status == 400 and says in answer.problem
         assert service.remaining(key, algorithm="FIXED_WINDOW", permits=0).json["remaining"] == 100
+
+    def test_nothing_is_answered_with_nothing(self, service: Service) -> None:
+        answer = service.ask("POST", f"{API}/check/batch", body=[])
+        assert answer.status == 200 and answer.json == []
+
+    def test_the_bad_one_is_pointed_at(self, service: Service) -> None:
+        for bad, place in (({"rule": "nope"}, "check 2 of 3, $[1]: unknown rule"), ({"key": 5}, "$[1].key")):
+            answer = service.ask("POST", f"{API}/check/batch", body=[{}, bad, {}])
+            assert answer.status == 400 and place in answer.problem
 
     def test_not_json(self, service: Service) -> None:
         answer = service.ask("POST", f"{API}/check/batch", body=b"[{", headers={"content-type": "application/json"})
@@ -279,6 +297,21 @@ def test_bad_bodies(service: Service, body: bytes, says: str) -> None:
         assert answer.status == 200  # the query alone, and that may be empty
     else:
         assert answer.status == 400 and says in answer.problem
+
+
+def test_null_is_as_good_as_left_out(service: Service, key: str) -> None:
+    nothing = dict.fromkeys(("algorithm", "permits", "rule", "wait"))
+    answer = service.ask("POST", f"{API}/check", body={"key": key, **nothing})
+    assert answer.status == 200 and answer.json["algorithm"] == "TOKEN_BUCKET" and answer.json["remaining"] == 99
+    assert service.ask("POST", f"{API}/check", body={"key": None}).json["key"] == "127.0.0.1"
+    query = {"key": key, "algorithm": "GCRA", "permits": 5, "wait": 1}
+    answer = service.ask("POST", f"{API}/check", query, {"key": None, **nothing})
+    assert answer.json["algorithm"] == "GCRA" and answer.json["remaining"] == 95
+    del nothing["wait"]
+    answer = service.ask("POST", f"{API}/check/batch", body=[{"key": key, **nothing}, {"key": None}])
+    assert [one["key"] for one in answer.json] == [key, "127.0.0.1"]
+    field = service.get("/openapi.json").json["components"]["schemas"]["Check"]["properties"]["algorithm"]
+    assert {"type": "null"} in field["anyOf"]
 
 
 def test_query_and_body_may_not_disagree(service: Service) -> None:

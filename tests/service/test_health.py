@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.servers import Server
 from tests.service.conftest import Start
-from tests.service.running import API, Service
+from tests.service.running import API, Service, eventually
 
 
 def test_all_is_well_on_memory(service: Service) -> None:
@@ -60,6 +62,21 @@ def test_not_ready_when_the_default_is_to_deny(start: Start) -> None:
         answer = service.check("k")
         assert answer.status == 429 and answer.json["degraded"] is True
     assert service.get("/actuator/health/readiness").status == 503
+
+
+@pytest.mark.parametrize("policy", ["deny", "raise"])
+def test_a_fresh_one_that_would_refuse_everybody_is_not_ready(start: Start, mortal_server: Server, policy: str) -> None:
+    config = f"[rules.default]\non_store_error='{policy}'\n"
+    service = start("--store", mortal_server.patient_url, config=config)
+    eventually(lambda: service.get("/actuator/health/readiness").json == {"status": "UP"}, "to be ready")
+    mortal_server.kill()  # and nobody makes a check, by which it could be noticed
+    eventually(lambda: service.get("/actuator/health/readiness").status == 503, "not to be ready")
+    assert service.get("/actuator/health/readiness").json == {"status": "OUT_OF_SERVICE"}
+    assert service.get("/actuator/health/liveness").status == 200
+    fresh = start("--store", mortal_server.patient_url, config=config)
+    assert fresh.get("/actuator/health/readiness").status == 503
+    mortal_server.restart()
+    eventually(lambda: service.get("/actuator/health/readiness").status == 200, "to be ready again")
 
 
 def test_docs_and_description(service: Service) -> None:

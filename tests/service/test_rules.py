@@ -1,19 +1,17 @@
 """Rules from a file: what they may say, how they are refused, and how they are taken over while the service runs."""
 
 import hashlib
-import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from headgate.service.files import BadFile, Sources, Watch, read_file
+from headgate.service.files import BadFile, Watch, read_file
 from tests.service.conftest import Start
-from tests.service.running import API, Service, eventually, headgate
+from tests.service.running import API, Service, eventually
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "headgate.toml"
 
@@ -54,6 +52,10 @@ on_store_error = "Deny"
 [rules.by-token]
 quotas = "2/minute"
 key = ["header:X-Api-Key"]
+
+[rules.by-two]
+quotas = "2/minute"
+key = ["key", "header:X-Api-Key"]
 """
 
 
@@ -84,6 +86,38 @@ class TestRules:
         assert ruled.reset(f"{key}|198.51.100.1", rule="login").status == 200
         assert ruled.remaining(key, here, rule="login", permits=0).json["remaining"] == 3
 
+    def test_reset_takes_the_query_of_a_check(self, ruled: Service, key: str) -> None:
+        for given in (key, f"{key}|%", f"{key}|b", "k" * 240):  # one with a bar could be a key as answers show it
+            shown = ruled.check(given, rule="login").json["key"]
+            assert ruled.remaining(given, rule="login", permits=0).json["remaining"] == 2
+            assert ruled.reset(given, rule="login").status == 200
+            assert ruled.remaining(given, rule="login", permits=0).json["remaining"] == 3, given
+            assert shown.endswith("|127.0.0.1")
+        assert ruled.reset(key, rule="login").json["key"] == f"{key}|127.0.0.1"
+
+    def test_reset_takes_a_key_as_answers_show_it(self, ruled: Service) -> None:
+        elsewhere = {"x-forwarded-for": "198.51.100.9"}
+        for given in ("a", "a|b", "k" * 242):  # the last has no room for another address behind it
+            shown = ruled.check(given, elsewhere, rule="login").json["key"]
+            answer = ruled.reset(shown, rule="login")
+            assert answer.status == 200 and answer.json["key"] == shown
+            assert ruled.remaining(given, elsewhere, rule="login", permits=0).json["remaining"] == 3, given
+
+    def test_reset_of_a_key_that_is_a_header(self, ruled: Service, key: str) -> None:
+        here = {"x-api-key": key}
+        piped = {"x-api-key": f"{key}|a|b"}
+        ruled.check(headers=piped, rule="by-token")
+        assert ruled.reset(f"{key}|a|b", rule="by-token").json["key"] == f"{key}|a|b"
+        assert ruled.remaining(headers=piped, rule="by-token", permits=0).json["remaining"] == 2
+        for headers, given in ((here, None), (here, "whatever"), (None, key)):
+            ruled.check(headers=here, rule="by-token")
+            assert ruled.reset(given, headers, rule="by-token").status == 200
+            assert ruled.remaining(headers=here, rule="by-token", permits=0).json["remaining"] == 2, (headers, given)
+        answer = ruled.reset(rule="by-token")
+        assert answer.status == 400 and "x-api-key" in answer.problem
+        answer = ruled.reset(key, rule="by-two")
+        assert answer.status == 400 and "x-api-key" in answer.problem and "as answers show it" in answer.problem
+
     def test_a_header_as_the_key(self, ruled: Service, key: str) -> None:
         assert ruled.check(headers={"x-api-key": key}, rule="by-token").json["key"] == key
         answer = ruled.check(rule="by-token")
@@ -93,7 +127,7 @@ class TestRules:
         assert ruled.check("anybody", rule="api").json["limit"] == 10
         assert ruled.check("vip", rule="api").json["limit"] == 20
         assert ruled.check("gold one", rule="api").json["limit"] == 50
-        ruled.reset("vip", rule="api")
+        ruled.reset("vip", {"x-forwarded-for": "192.0.2.77"}, rule="api")  # where somebody sits who is exempt
         assert ruled.remaining("vip", rule="api", permits=0).json["remaining"] == 20
 
     def test_exempt_keys_and_networks(self, ruled: Service) -> None:
@@ -103,13 +137,26 @@ class TestRules:
         inside = {"x-forwarded-for": "192.0.2.77"}
         assert ruled.check("x", inside, rule="api", permits=10).json["exempt"] is True
         assert ruled.remaining("x", inside, rule="api").json["exempt"] is True
+        assert ruled.remaining("", inside, rule="api").status == 400
+        assert ruled.check("monitor", rule="api", permits=11).json["exempt"] is True
+        many = [{"key": "monitor", "rule": "api", "permits": 11}]
+        assert ruled.ask("POST", f"{API}/check/batch", body=many).json[0]["exempt"] is True
         assert "exempt" not in ruled.check("x", {"x-forwarded-for": "192.0.3.1"}, rule="api").json
 
     def test_cost(self, ruled: Service, key: str) -> None:
         assert ruled.check(key, rule="report").json["remaining"] == 6
         assert ruled.check(key, rule="report", permits=1).json["remaining"] == 2
         assert ruled.check(key, rule="report").status == 429
-        assert ruled.check(key, rule="report", permits=3).status == 400  # 12 of 10
+        too_many = [
+            ruled.check(key, rule="report", permits=3),
+            ruled.check(key, rule="report", permits=3, wait=1),
+            ruled.remaining(key, rule="report", permits=3),
+            ruled.reset(key, rule="report", permits=3),
+            ruled.ask("POST", f"{API}/check/batch", body=[{"key": key, "rule": "report", "permits": 3}]),
+        ]
+        for answer in too_many:
+            assert answer.status == 400
+            assert "permits must be at most 2: 3 at a cost of 4 each are 12, above the capacity of 10" in answer.problem
 
     def test_shadow_always_allows_and_says_so(self, ruled: Service, key: str) -> None:
         before = ruled.metrics()['rate_limiter_shadow_denied_total{rule="try-out",algorithm="GCRA"}']
@@ -173,6 +220,7 @@ BAD_TOML = [
     ("[rules.a]\nquotas = '10/m'\nalgorithm = 'magic'", 3, "token_bucket"),
     ("[rules.b]\nquotas = '1/s'\n[rules.a]\nquotas = '10/m'\n\nshaddow = true", 6, "shadow"),
     ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "bool"),
+    ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "write true or false"),
     ("[rules.a]\nquotas = '10/m'\ncost = 0", 3, ">= 1"),
     ("[rules.a]\nquotas = '10/m'\non_store_error = 'panic'", 3, "allow, deny, local, raise"),
     ("[rules.a]\nquotas = '10/m'\ncost = 11", 3, "capacity of 10"),
@@ -186,6 +234,17 @@ BAD_TOML = [
     ("[rules.a]\nquotas = '10/m'\nkey = ['ip']", 3, "header:NAME"),
     ("[rules.a]\nquotas = '10/m'\nkey = []", 3, "length"),
     ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'platinum' }", 3, "100/minute"),
+    ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'gold' }", 3, "; or add that plan to [plans]"),
+    (
+        "[plans]\nsilver = '9/m'\nbasic = '5/m'\n[rules.a]\nquotas = '10/m'\noverrides = { vip = 'gold' }",
+        6,
+        "cannot read the quota 'gold'; write N/period",
+    ),
+    (
+        "[plans]\nsilver = '9/m'\nbasic = '5/m'\n[rules.a]\nquotas = '10/m'\noverrides = { vip = 'gold' }",
+        6,
+        "; or name one of the plans silver, basic",
+    ),
     ("[rules.a]\nquotas = { day = '1/d' }", 2, "bucket and window"),
     ("[rules.a]\nalgorithm = 'gcra'", 1, "needs quotas"),
     ("[rules.'a b']\nquotas = '10/m'", 1, "no name"),
@@ -238,21 +297,6 @@ def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
         'port = 9000\n[rules.login]\nquotas = ["5/minute", "20/hour"]\nalgorithm = "sliding_window"\n'
     )
     assert read_file(tmp_path / "a.yaml") == read_file(tmp_path / "a.toml")
-
-
-def test_precedence(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_text("port = 1001\nworkers = 2\nmax_wait = 5\n")
-    environment = {"HEADGATE_PORT": "1002", "HEADGATE_WORKERS": "3", "HEADGATE_LOG_KEYS": "true"}
-    settings = Sources(file, {"port": 1003, "store": None}, environment).read()
-    assert (settings.port, settings.workers, settings.max_wait, settings.store) == (1003, 3, 5.0, "memory://")
-    assert settings.log_keys is True
-    with pytest.raises(BadFile, match="HEADGATE_PORT='many'"):
-        Sources(None, {}, {"HEADGATE_PORT": "many"}).read()
-    with pytest.raises(BadFile, match="--port=70000"):
-        Sources(None, {"port": 70000}, {}).read()
-    with pytest.raises(BadFile, match="trusted_proxies"):
-        Sources(None, {}, {"HEADGATE_TRUSTED_PROXIES": "nope"}).read()
 
 
 def test_the_example_is_a_good_file() -> None:
@@ -345,49 +389,3 @@ class TestReload:
         assert [watch.is_new(stamp) for stamp in looks] == [False] * 3 + [True] + [False] * 3 + [True] + [False]
         watch = Watch(one)
         assert [watch.is_new(stamp) for stamp in (two, one, one)] == [False] * 3
-
-
-class TestCommands:
-    def test_a_bad_file_stops_the_start(self, tmp_path: Path) -> None:
-        (tmp_path / "headgate.toml").write_text("[rules.a]\nquotas = 'x'\n")
-        done = headgate("serve", "--port", "0", folder=tmp_path)
-        assert done.returncode == 5 and "headgate.toml:2: rules.a.quotas: cannot read the quota 'x'" in done.stderr
-        done = headgate("serve", "--config", "missing.toml", folder=tmp_path)
-        assert done.returncode == 5 and "missing.toml" in done.stderr
-        done = headgate("serve", "--store", "nope://x", folder=tmp_path.parent)
-        assert done.returncode == 5 and "redis://" in done.stderr
-
-    def test_validate(self, tmp_path: Path) -> None:
-        assert headgate("config", "validate", str(EXAMPLE), folder=tmp_path).returncode == 0
-        (tmp_path / "bad.toml").write_text("port = 'x'\n")
-        done = headgate("config", "validate", "bad.toml", folder=tmp_path)
-        assert done.returncode == 5 and done.stderr.startswith("bad.toml:1: port: ")
-        (tmp_path / "bad.toml").write_text("store = 'redis://localhost:6379/0?nonsense=1'\n")
-        done = headgate("config", "validate", "bad.toml", folder=tmp_path)
-        assert done.returncode == 5 and "nonsense" in done.stderr
-
-    def test_a_port_that_is_taken_is_named(self, tmp_path: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            where = f"127.0.0.1:{taken.getsockname()[1]}"
-            done = headgate("serve", "--port", where.partition(":")[2], folder=tmp_path)
-        assert done.returncode == 1 and where in done.stderr
-
-    def test_show_hides_secrets(self, tmp_path: Path) -> None:
-        url = "redis://me:secret@db:6379/0?password=secret"
-        (tmp_path / "headgate.toml").write_text(f"store = '{url}'\n[rules.a]\nquotas='1/s'\n")
-        done = headgate("config", "show", folder=tmp_path, environment={"HEADGATE_ADMIN_TOKEN": "hush"})
-        shown = json.loads(done.stdout)
-        assert shown["store"] == "redis://***@db:6379/0?password=***" and shown["rules"]["a"]["quotas"] == "1/s"
-        assert shown["tokens"][0]["scope"] == "admin" and "hush" not in done.stdout
-
-    def test_schema(self, tmp_path: Path) -> None:
-        schema = json.loads(headgate("config", "schema", folder=tmp_path).stdout)
-        assert "trusted_proxies" in schema["$defs"]["Settings"]["properties"]
-
-    def test_token(self, tmp_path: Path) -> None:
-        _, token, _, digest = headgate("token", folder=tmp_path).stdout.split()
-        assert len(token) >= 40 and hashlib.sha256(token.encode()).hexdigest() == digest
-
-    def test_help_without_a_command(self, tmp_path: Path) -> None:
-        done = headgate(folder=tmp_path)
-        assert done.returncode == 0 and "serve" in done.stdout

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -59,3 +60,13 @@ def test_a_worker_that_dies_again_and_again_leaves_the_other_alone(start: Start)
         [victim] = set(service.workers()) - {healthy}
     assert runs(healthy) and service.process.poll() is None
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both at work")
+
+
+def test_it_may_be_told_again_and_again_until_it_is_gone(start: Start) -> None:
+    for _ in range(3):
+        service = start()
+        deadline = time.monotonic() + 60
+        while service.process.poll() is None and time.monotonic() < deadline:
+            service.signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert service.process.returncode == 0, service.log()

@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
 
 import headgate
 from headgate.cli import config, serve, token
 
+NOBODY_READS = 141  # what a shell shows of a program that SIGPIPE ended
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses words that it does not know itself: argparse leaves that to the top, which shows the wrong usage."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+        return found, unknown
+
+    def _hint(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"; a file of settings is given as --config {word}" if self.prog.endswith(" serve") else ""
+        near = get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+        return f"; did you mean {near[0]}?" if near else ""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="headgate", description="A distributed rate limiter.")
+    try:
+        try:
+            sys.exit(_run(argv))
+        finally:
+            print(end="", flush=True)  # now, while there is somebody to catch that it fails
+    except ImportError as error:
+        sys.exit(f"headgate: {error}")
+    except BrokenPipeError:  # headgate config schema | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would try again, and say so
+        sys.exit(NOBODY_READS)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = Parser(prog="headgate", description="A distributed rate limiter.")
     build = "compiled" if headgate.COMPILED else "pure Python"
     parser.add_argument("--version", action="version", version=f"headgate {headgate.__version__} ({build})")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -21,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):
         parser.print_help()
-        return
-    try:
-        sys.exit(options.run(options))
-    except ImportError as error:
-        sys.exit(f"headgate: {error}")
+        return 0
+    code: int = options.run(options)
+    return code

@@ -37,7 +37,9 @@ def validate(options: argparse.Namespace) -> int:
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
-    print(f"{found.file or 'no file'}: fine, {len(settings.rules)} rules")
+    _warn(found.unread())
+    rules = len(settings.rules)
+    print(f"{found.file or 'no file'}: fine, {rules} rule{'' if rules == 1 else 's'}")
     return 0
 
 
@@ -54,6 +56,7 @@ def show(options: argparse.Namespace) -> int:
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
+    _warn(found.unread())
     shown = msgspec.structs.asdict(settings)
     shown["store"] = redacted(settings.store)
     shown["tokens"] = [{"scope": scope, "sha256": digest[:8] + "..."} for digest, scope in tokens]
@@ -69,3 +72,8 @@ def schema(options: argparse.Namespace) -> int:
 
     print(json.dumps(msgspec.json.schema(Settings), indent=2))
     return 0
+
+
+def _warn(texts: list[str]) -> None:
+    for text in texts:
+        print(f"headgate: {text}", file=sys.stderr)

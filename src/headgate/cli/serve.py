@@ -8,10 +8,14 @@ import sys
 from typing import Any
 
 BAD_SETTINGS = 5
+TEXT = (
+    "Serve HTTP. What is not said here is taken from the environment (HEADGATE_PORT, HEADGATE_STORE, ...), then from "
+    "the file, which `headgate config schema` describes. The running service describes its API at /docs."
+)
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("serve", help="serve HTTP", description="Serve HTTP. See docs/service.md.")
+    parser = commands.add_parser("serve", help="serve HTTP", description=TEXT)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
     parser.add_argument("--store", help="memory:// (the default), redis://host:port/db, ...")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.decision import Decision, decision
-from headgate.errors import InvalidKey, StoreUnavailable
+from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, StoreUnavailable
 from headgate.keys import check_key
 from headgate.service.board import ALLOWED, BOUNDS, DEGRADED, DENIED, NEAR, SHADOW, TIMING_WORDS, UNANSWERED, WAITED
 from headgate.service.http import Refusal, Reply
@@ -66,6 +66,15 @@ def exempted(app: App, lane: Lane, key: str, nanoseconds: int) -> Reply:
     made = decision(True, lane.capacity, lane.capacity)
     count(app, lane, key, made, nanoseconds)
     return reply(app.state, lane, as_shown(key), made, True, extra=EXEMPT)
+
+
+def refused(lane: Lane, cost: int, error: InvalidKey | InvalidPermits) -> Refusal:
+    """What is wrong with a check, in the numbers of who sent it: the limiter knows only what it would cost."""
+    if lane.cost == 1 or not isinstance(error, PermitsExceedLimit):
+        return Refusal(400, str(error))
+    permits, most = cost // lane.cost, lane.capacity // lane.cost
+    why = f"{permits} at a cost of {lane.cost} each are {cost}, above the capacity of {lane.capacity}"
+    return Refusal(400, f"permits must be at most {most}: {why}")
 
 
 def unanswered(app: App, lane: Lane, key: str, error: StoreUnavailable) -> Refusal:

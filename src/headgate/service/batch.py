@@ -1,8 +1,10 @@
 """Many checks in one request, each on its own, answered in order.
 
-A bad one among them refuses them all before anything is spent. They are decided in slices, and between two slices
-others have their turn: a thousand checks at once are no reason to let everybody else wait. For the same reason only a
-few batches are decided at a time, and the rest stand in line.
+A bad one among them refuses them all before anything is spent. One that gets no answer, because its rule says `raise`
+and the store is down, says so in its place: the others have been spent, and their answers must not be lost.
+
+They are decided in slices, and between two slices others have their turn: a thousand checks at once are no reason to
+let everybody else wait. For the same reason only a few batches are decided at a time, and the rest stand in line.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import asyncio
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from headgate.decision import Decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.answers import as_shown, count, exempted, reply, unanswered
+from headgate.rule import check_permits
+from headgate.service.answers import as_shown, count, exempted, refused, reply, unanswered
 from headgate.service.body import from_json
-from headgate.service.checks import FORM, given_or_none
+from headgate.service.checks import FORM
 from headgate.service.http import Exchange, Refusal, Reply, Scope
-from headgate.service.model import BATCH, Check, Checks
+from headgate.service.model import BATCH, Answer, Check, Checks
 from headgate.service.query import parse
 from headgate.service.rules import Lane
 from headgate.service.subject import find
@@ -70,36 +75,43 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
 async def _answers(app: App, state: State, scope: Scope, raw: bytes) -> list[str]:
     if objects(raw) > BATCH:
         raise Refusal(400, f"more than {BATCH} checks in one batch; send at most {BATCH}")
-    checks: list[Check] = from_json(scope, raw, Checks, f"a list of 1 to {BATCH} such as [{FORM}]")
+    checks: list[Check] = from_json(scope, raw, Checks, f"a list of up to {BATCH} such as [{FORM}]")
     await asyncio.sleep(0)
     planned: list[Planned] = []
-    bodies: list[str] = []
+    found: list[str | Refusal] = []
     for start in range(0, len(checks), SLICE):
-        planned += [_plan(state, scope, start + i, one) for i, one in enumerate(checks[start : start + SLICE])]
+        for i, one in enumerate(checks[start : start + SLICE], start):
+            try:
+                planned.append(_plan(state, scope, one))
+            except Refusal as refusal:
+                place = f"check {i + 1} of {len(checks)}, $[{i}]"
+                raise Refusal(400, f"{place}: {refusal.detail}; nothing was spent") from None
         await asyncio.sleep(0)
-    width = SLICE if planned[0].lane.take else TRIP
+    width = TRIP if planned and planned[0].lane.take is None else SLICE
     for start in range(0, len(planned), width):
-        bodies += await _decide(app, state, planned[start : start + width])
+        found += await _decide(app, state, planned[start : start + width])
         await asyncio.sleep(0)
-    return bodies
+    lost = [one for one in found if isinstance(one, Refusal)]
+    if lost and len(lost) == len(found):
+        raise lost[0]
+    return [_without(planned[i], one.detail) if isinstance(one, Refusal) else one for i, one in enumerate(found)]
 
 
-def _plan(state: State, scope: Scope, number: int, one: Check) -> Planned:
+def _plan(state: State, scope: Scope, one: Check) -> Planned:
+    lane, key, exempt = find(state, scope, one.rule, one.algorithm, one.key)
+    cost = int(one.permits or 1) * lane.cost
     try:
-        rule, algorithm, key = given_or_none(one.rule), given_or_none(one.algorithm), given_or_none(one.key)
-        lane, key, exempt = find(state, scope, rule, algorithm, key)
         check_key(key)
-        cost = int(one.permits) * lane.cost
-        if cost > lane.capacity:
-            raise InvalidPermits(f"permits must be at most {lane.capacity // lane.cost}, the capacity")
-    except (Refusal, InvalidKey, InvalidPermits) as error:
-        raise Refusal(400, f"check {number} of the batch: {error}; nothing was spent") from None
+        if not exempt:
+            check_permits(cost, lane.capacity)
+    except (InvalidKey, InvalidPermits) as error:
+        raise refused(lane, cost, error) from None
     return Planned(lane, key, exempt, cost)
 
 
-async def _decide(app: App, state: State, planned: list[Planned]) -> list[str]:
+async def _decide(app: App, state: State, planned: list[Planned]) -> list[str | Refusal]:
     """The answers to a slice. Keys travel together, but those who ask for the same key do so in order."""
-    bodies = [""] * len(planned)
+    bodies: list[str | Refusal] = [""] * len(planned)
     turns: dict[tuple[int, str], list[int]] = {}
     for i, one in enumerate(planned):
         began = perf_counter_ns()
@@ -117,7 +129,8 @@ async def _decide(app: App, state: State, planned: list[Planned]) -> list[str]:
             try:
                 made = await one.lane.limiter.try_acquire(one.key, one.cost)
             except StoreUnavailable as error:
-                raise unanswered(app, one.lane, one.key, error) from None
+                bodies[i] = unanswered(app, one.lane, one.key, error)
+                continue
             bodies[i] = _body(app, state, one, made, perf_counter_ns() - began)
 
     await asyncio.gather(*(take(positions) for positions in turns.values()))
@@ -127,3 +140,12 @@ async def _decide(app: App, state: State, planned: list[Planned]) -> list[str]:
 def _body(app: App, state: State, one: Planned, made: Decision, nanoseconds: int) -> str:
     allowed = count(app, one.lane, one.key, made, nanoseconds)
     return str(reply(state, one.lane, as_shown(one.key), made, allowed)[2])
+
+
+def _without(one: Planned, why: str) -> str:
+    """In the place of an answer that there is none, in the form of a denial: whoever reads no more must not go on."""
+    lane = one.lane
+    answer = Answer(False, one.key, lane.label, lane.capacity, 0, 0, 1, why, unanswered=True)
+    if lane.name != "default":
+        answer.rule = lane.name
+    return msgspec.json.encode(answer).decode()

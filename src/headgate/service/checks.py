@@ -11,19 +11,18 @@ import logging
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.limiter import AsyncLimiter
-from headgate.service.answers import EXEMPT, as_shown, count, exempted, reply, unanswered
+from headgate.rule import check_permits
+from headgate.service.answers import EXEMPT, as_shown, count, exempted, refused, reply, unanswered
 from headgate.service.body import from_json
 from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import WaitingCheck
 from headgate.service.query import parse, whole
 from headgate.service.rules import Lane
-from headgate.service.subject import find
+from headgate.service.subject import find, forgettable
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -57,13 +56,15 @@ async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """The same; what is asked may be in the query, in the body, or in both."""
     state = app.state
     state.tokens.demand("check", scope.headers)
-    asked = parse(scope.query_string, CHECK_PARAMETERS)
+    asked: dict[str, Any] = parse(scope.query_string, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     if raw := await app.bodies.read(scope, exchange):
-        sent = from_json(scope, raw, WaitingCheck, FORM)
-        if asked and (both := asked.keys() & msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).keys()):
+        sent: WaitingCheck = from_json(scope, raw, WaitingCheck, FORM)
+        given = {name: value for name in sent.__struct_fields__ if (value := getattr(sent, name)) is not None}
+        if both := asked.keys() & given.keys():
             raise Refusal(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
-        asked, permits = _merged(asked, permits, sent)
+        permits = int(given.get("permits", permits))
+        asked |= given
     return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
 
 
@@ -98,7 +99,7 @@ async def _take(app: App, state: State, lane: Lane, key: str, shown: str, cost: 
     try:
         made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
-        raise Refusal(400, str(error)) from None
+        raise refused(lane, cost, error) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
     return reply(state, lane, shown, made, count(app, lane, key, made, perf_counter_ns() - began))
@@ -128,59 +129,45 @@ async def remaining(app: App, scope: Scope, exchange: Exchange) -> Reply:
 
 
 async def reset(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """Forget a key. Given, it is taken as answers show it: a rule that joins parts shows them joined."""
+    """Forget a key: that of a check with the same query, or one as answers show it."""
     state = app.state
     state.tokens.demand("admin", scope.headers)
     asked = parse(scope.query_string, PARAMETERS)
-    lane = state.book.lane(asked.get("rule"), asked.get("algorithm"))
-    if "key" in asked:
-        key = asked["key"]
-        lane = lane.overrides.get(key, lane) if lane.overrides else lane
-    else:
-        lane, key, _ = find(state, scope, asked.get("rule"), asked.get("algorithm"), None)
-    if "permits" in asked:
-        whole("permits", asked["permits"])
+    permits = whole("permits", asked["permits"]) if "permits" in asked else 1
+    named = forgettable(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
+    lane, key = named[0]
     try:
-        # what on_store_error says is about checks: a reset that did not happen is no reset
-        strict = AsyncLimiter(lane.quotas, algorithm=lane.kind, store=app.store, name=lane.name, on_store_error="raise")
-        await strict.reset(key)
-        await lane.limiter.reset(key)  # and tells those who wait in this worker
-        made = await lane.limiter.peek(key, 0)
-    except InvalidKey as error:
-        raise Refusal(400, str(error)) from None
+        check_permits(permits * lane.cost, lane.capacity)
+        for found in reversed(named):
+            made = await _forget(app, *found)
+    except (InvalidKey, InvalidPermits) as error:
+        raise refused(lane, permits * lane.cost, error) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
     logger.info("Reset of key: %s, rule: %s, algorithm: %s", state.shown(key), lane.name, lane.label)
     return reply(state, lane, as_shown(key), made, True, "Rate limit reset")
 
 
-def _merged(asked: dict[str, str], permits: int, sent: WaitingCheck) -> tuple[dict[str, Any], int]:
-    """The query's parameters and the body's together."""
-    named = ((name, getattr(sent, name)) for name in ("key", "algorithm", "rule"))
-    given: dict[str, Any] = {name: value for name, value in named if value is not msgspec.UNSET}
-    if sent.wait:
-        given["wait"] = str(sent.wait)
-    if sent.permits != 1:
-        given["permits"] = permits = int(sent.permits)
-    return asked | given, permits
-
-
-def given_or_none(value: Any) -> Any:
-    return None if value is msgspec.UNSET else value
+async def _forget(app: App, lane: Lane, key: str) -> Decision:
+    # what on_store_error says is about checks: a reset that did not happen is no reset
+    strict = AsyncLimiter(lane.quotas, algorithm=lane.kind, store=app.store, name=lane.name, on_store_error="raise")
+    await strict.reset(key)
+    await lane.limiter.reset(key)  # and tells those who wait in this worker
+    return await lane.limiter.peek(key, 0)
 
 
 async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, Lane, str, Decision, str]:
     state = app.state
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
-    if exempt:
-        check_key(key)
-        return state, lane, key, decision(True, lane.capacity, lane.capacity), EXEMPT
+    cost = permits * lane.cost
     try:
-        cost = permits * lane.cost
+        if exempt:
+            check_key(key)
+            return state, lane, key, decision(True, lane.capacity, lane.capacity), EXEMPT
         return state, lane, key, lane.peek(key, cost) if lane.peek else await lane.limiter.peek(key, cost), ""
     except (InvalidKey, InvalidPermits) as error:
-        raise Refusal(400, str(error)) from None
+        raise refused(lane, cost, error) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
 
@@ -200,7 +187,7 @@ async def _wait(
             raise Refusal(400, "the client has left")  # nobody reads it
         made = answer.result()
     except (InvalidKey, InvalidPermits) as error:
-        raise Refusal(400, str(error)) from None
+        raise refused(lane, permits * lane.cost, error) from None
     except RateLimited as error:
         made = error.decision
     except StoreUnavailable as error:
@@ -212,7 +199,7 @@ async def _wait(
     return reply(state, lane, as_shown(key), made, count(app, lane, key, made, None))
 
 
-def _seconds(state: State, text: str) -> float:
+def _seconds(state: State, text: str | float) -> float:
     try:
         seconds = float(text)
     except ValueError:

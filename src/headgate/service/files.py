@@ -11,14 +11,11 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.settings import BadSetting, Settings, check, convert, explained, lowered
+from headgate.service.environment import PREFIX, checked, from_environment, unread
+from headgate.service.settings import BadSetting, Settings, check, convert
 from headgate.service.tokens import SCOPES, digest
 
 DEFAULT_FILE = Path("headgate.toml")
-PREFIX = "HEADGATE_"
-# what the environment may set besides tokens; a list is written with commas
-FIELDS = tuple(name for name in Settings.__struct_fields__ if name not in ("rules", "plans", "tokens"))
-LISTS = {"trusted_proxies", "client_headers"}
 
 Path_ = tuple[str | int, ...]
 Stamp = tuple[int, int, int] | None
@@ -58,13 +55,17 @@ class Sources:
         return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
     def _merged(self, settings: Settings) -> Settings:
-        settings = msgspec.structs.replace(settings, **_from_environment(self._environment))
-        settings = msgspec.structs.replace(settings, **_checked("--", self._given))
         try:
+            around = from_environment(self._environment, self._given) | checked("--", self._given)
+            settings = msgspec.structs.replace(settings, **around)
             check(settings)
         except BadSetting as error:  # the file alone was fine
             raise BadFile(str(error)) from None
         return settings
+
+    def unread(self) -> list[str]:
+        """A warning for each variable of the environment that was meant as a setting, it seems, and is none."""
+        return unread(self._environment)
 
     def tokens(self, settings: Settings) -> list[tuple[str, str]]:
         """Digest and scope of each token: HEADGATE_ADMIN_TOKEN and so on, and those of the file."""
@@ -222,25 +223,3 @@ def _yaml_line(node: Any, wanted: Path_) -> int:
         else:
             break
     return line
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    found = {field: environment[name] for field in FIELDS if environment.get(name := PREFIX + field.upper())}
-    split = {
-        field: [part.strip() for part in found[field].split(",") if part.strip()] for field in LISTS & found.keys()
-    }
-    return _checked(PREFIX, found | split)
-
-
-def _checked(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was *given*, mostly as text, each of the type that its setting has."""
-    found = {}
-    for field, value in given.items():
-        try:
-            found[field] = getattr(msgspec.convert({field: lowered(field, value)}, Settings, strict=False), field)
-        except msgspec.ValidationError as error:
-            name = field.upper() if prefix == PREFIX else field.replace("_", "-")
-            raise BadFile(
-                f"{prefix}{name}={value!r:.60}: {explained((field,), str(error).partition(' - at')[0])}"
-            ) from None
-    return found

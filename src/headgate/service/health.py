@@ -1,7 +1,8 @@
 """Health: is the process alive, should it get traffic, how is the store; and what is running here.
 
 Without its store the service still answers, by `on_store_error`, so it stays ready: to take every instance out of the
-rotation because Redis is away would turn an outage of Redis into one of everything.
+rotation because Redis is away would turn an outage of Redis into one of everything. Where the default is to refuse, it
+is not ready then, and asks the store itself to know: a fresh instance has made no checks by which it could tell.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ async def readiness(app: App, scope: Scope, exchange: Exchange) -> Reply:
     """UP unless the service is stopping, or would refuse by default because it has no store."""
     if app.board.header[STOPPING]:
         return as_json({"status": "OUT_OF_SERVICE"}, 503)
-    lane = app.state.book.lane(None, None)
-    policy = app.state.book.rules["default"].on_store_error
-    if policy in ("deny", "raise") and lane.limiter.store_health().state == "open":
-        return as_json({"status": "OUT_OF_SERVICE"}, 503)
+    if app.state.book.rules["default"].on_store_error in ("deny", "raise"):
+        breaker = app.state.book.lane(None, None).limiter.store_health()
+        if breaker.state == "open" or (await examine(app))["status"] != "UP":
+            return as_json({"status": "OUT_OF_SERVICE"}, 503)
     return as_json({"status": "UP"})
 
 
@@ -66,7 +67,7 @@ def kind(app: App) -> str:
 
 
 async def examine(app: App) -> dict[str, Any]:
-    """How the store is, asked of the store itself."""
+    """How the store is, asked of the store itself, which looks at most once a second."""
     store: Any = app.store
     if isinstance(store, MemoryStore):
         return {"status": "UP", "kind": "memory", "keys": len(store)}

@@ -41,21 +41,21 @@ Wait = Annotated[
 
 
 class Check(msgspec.Struct, forbid_unknown_fields=True):
-    """One check."""
+    """One check. A field that is null is as good as left out: many clients write all that they have."""
 
-    key: Key | msgspec.UnsetType = msgspec.UNSET
-    algorithm: AlgorithmName | msgspec.UnsetType = msgspec.UNSET
-    permits: Permits = 1
-    rule: RuleName | msgspec.UnsetType = msgspec.UNSET
+    key: Key | None = None
+    algorithm: AlgorithmName | None = None
+    permits: Permits | None = None
+    rule: RuleName | None = None
 
 
 class WaitingCheck(Check):
     """One check that may wait."""
 
-    wait: Wait = 0.0
+    wait: Wait | None = None
 
 
-Checks = Annotated[list[Check], Meta(min_length=1, max_length=BATCH)]
+Checks = Annotated[list[Check], Meta(max_length=BATCH)]
 
 
 class Answer(msgspec.Struct):
@@ -75,5 +75,9 @@ class Answer(msgspec.Struct):
     ) = msgspec.UNSET
     shadow: (
         Annotated[bool, Meta(description="true when the rule would have denied, were it in force")] | msgspec.UnsetType
+    ) = msgspec.UNSET
+    unanswered: (
+        Annotated[bool, Meta(description="true in a batch, when the store was down and on_store_error is `raise`")]
+        | msgspec.UnsetType
     ) = msgspec.UNSET
     exempt: Annotated[bool, Meta(description="true when the client is exempt")] | msgspec.UnsetType = msgspec.UNSET

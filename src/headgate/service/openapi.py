@@ -43,11 +43,11 @@ def describe(state: State) -> dict[str, Any]:
     (_, schemas) = msgspec.json.schema_components([*_TYPES, Checks], ref_template=_REF)
     for name in ("Check", "WaitingCheck"):
         properties = schemas[name]["properties"]
-        properties["rule"]["enum"] = list(state.book.rules)
+        _given(properties["rule"])["enum"] = list(state.book.rules)
         most = max(lane.capacity for lane in state.book.lanes())
-        permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1}
-        properties["permits"] = permits | {"description": "how many to spend"}
-    schemas["WaitingCheck"]["properties"]["wait"]["maximum"] = state.settings.max_wait
+        permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1, "description": "how many to spend"}
+        properties["permits"]["anyOf"] = [permits, {"type": "null"}]
+    _given(schemas["WaitingCheck"]["properties"]["wait"])["maximum"] = state.settings.max_wait
     return {
         "openapi": "3.1.0",
         "info": {
@@ -63,6 +63,12 @@ def describe(state: State) -> dict[str, Any]:
         },
         "security": [{}, {"token": []}],
     }
+
+
+def _given(field: dict[str, Any]) -> dict[str, Any]:
+    """What *field* is where it is not null: no query can say null."""
+    given: dict[str, Any] = field["anyOf"][0]
+    return given
 
 
 def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def _operation(
     if parameters:
         operation["parameters"] = parameters
     if body:
-        array = {"type": "array", "items": _ref("Check"), "minItems": 1, "maxItems": 1000}
+        array = {"type": "array", "items": _ref("Check"), "maxItems": 1000}
         schema = array if body == "batch" else _ref(body)
         operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
     return operation
@@ -149,7 +155,8 @@ def _operation(
 def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """A struct's fields as parameters of a query."""
     parameters = []
-    for name, field in schema["properties"].items():
+    for name, nullable in schema["properties"].items():
+        field = _given(nullable)
         kept = {key: value for key, value in field.items() if key != "description"}
         parameter = {"name": name, "in": "query", "schema": kept, "description": field.get("description", "")}
         parameters.append(parameter | {"required": name in schema.get("required", [])})

@@ -140,6 +140,8 @@ def serve(sources: Sources) -> None:
         )
         sys.stderr.write(banner(sources, settings, tokens) + "\n")
         server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # told again while Python ends, it would die of it and not say 0
 
 
 def check_store(settings: Settings) -> None:
@@ -189,7 +191,7 @@ def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
         f"  rules    {shown or 'the defaults only'}   ({sources.file or 'no file'})",
         f"  workers  {settings.workers}",
     ]
-    lines += [f"  warning  {text}" for text in warnings(settings, tokens)]
+    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens), *sources.unread())]
     return "\n".join(lines)
 
 

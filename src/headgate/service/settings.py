@@ -145,6 +145,8 @@ def explained(path: tuple[str | int, ...], why: str) -> str:
     """What msgspec says about a value, with what would be right where there is a choice."""
     choices = next((CHOICES[part] for part in path if isinstance(part, str) and part in CHOICES), None)
     more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
+    if "`bool`" in why:
+        more = "; write true or false"
     return why[:1].lower() + why[1:] + more
 
 
@@ -201,6 +203,7 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
             _try((*path, "quotas", family), Rule, quotas, own, name)
     made = [_try((*path, "quotas"), lambda: Rule(quotas_for(name, rule, kind), kind, name))]
     for key, quotas in rule.overrides.items():
+        _check_override((*path, "overrides", key), quotas, plans)
         made.append(_try((*path, "overrides", key), Rule, planned(quotas, plans), kind, name))
     if rule.cost > (least := min(one.capacity for one in made)):
         raise BadSetting((*path, "cost"), f"{rule.cost} is above the capacity of {least}: no check could be allowed")
@@ -211,6 +214,17 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
         if part not in ("key", "address") and not re.fullmatch("header:[A-Za-z0-9-]+", part):
             raise BadSetting((*path, "key", i), f"{part!r:.40} is no part of a key; use key, address or header:NAME")
     assert rule.on_store_error in POLICIES
+
+
+def _check_override(path: tuple[str, ...], quotas: Quotas, plans: dict[str, Quotas]) -> None:
+    """Refuse a single text that is neither a quota nor a plan, with the plans that there are."""
+    if not isinstance(quotas, str) or quotas in plans:
+        return
+    try:
+        Quota.parse(quotas)
+    except ValueError as error:
+        known = f"name one of the plans {', '.join(list(plans)[:20])}" if plans else "add that plan to [plans]"
+        raise BadSetting(path, f"{error}; or {known}") from None
 
 
 def is_network(text: str) -> bool:

@@ -156,6 +156,11 @@ def test_kubernetes_names_fit_together() -> None:
     assert {*listed, "kustomization.yaml"} == files
 
 
+def test_kubernetes_adds_no_settings_of_its_own() -> None:
+    """A Service called headgate would else be told to the pod as HEADGATE_PORT=tcp://..., among others."""
+    assert of_kind("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 @pytest.mark.parametrize("name", ["headgate", "redis"])
 def test_pods_run_with_no_rights(name: str) -> None:
     spec = of_kind("Deployment", name)["spec"]["template"]["spec"]
