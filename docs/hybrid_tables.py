@@ -33,7 +33,7 @@ def figures(outcome: Outcome) -> list[str]:
 
 
 def fleets() -> Iterable[list[str]]:
-    for nodes in (2, 10, 100):
+    for nodes in (10, 100):
         for load in (3.0, 1.2, 0.5):
             for skew in ("uniform", "moving"):
                 for trip in (1.0, 50.0):
