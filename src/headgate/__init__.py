@@ -10,7 +10,7 @@ if limiter.try_acquire("user:123"):
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from headgate.decision import Decision
+from headgate.decision import COMPILED, Decision
 from headgate.errors import (
     CircuitOpen,
     HeadgateError,
@@ -27,7 +27,6 @@ from headgate.errors import (
 )
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.quota import Quota
-from headgate.stores.memory import COMPILED
 
 if TYPE_CHECKING:
     from headgate.hybrid import AsyncHybridLimiter, HybridLimiter

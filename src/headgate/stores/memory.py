@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
-from types import FunctionType
 from typing import Any, Final
 
 from headgate.algorithms.algorithm import Algorithm
@@ -23,14 +22,12 @@ from headgate.algorithms.arithmetic import times
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
 from headgate.compiler import mypyc_attr
-from headgate.decision import Decision, Denial, answer
+from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import Health, StoreHealth
 
 logger = logging.getLogger("headgate")
-
-COMPILED: Final = not isinstance(answer, FunctionType)
 
 # Compiled, the steps from look-up to saved state run no Python code and allocate nothing that could start a garbage
 # collection, so nobody can come between them while there is an interpreter lock. Plain Python needs one of its own.
@@ -96,6 +93,11 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Nothing to let go of; here because every store has it."""
+
+
+if COMPILED:  # the compiler keeps no docstrings of classes
+    _SAYS = "States of any number of limiters, max_keys in all. Give one to several to share the bound."
+    setattr(MemoryStore, "__doc__", _SAYS)  # noqa: B010
 
 
 def exact(key: Any) -> str:
@@ -317,14 +319,14 @@ class BucketTable(Table):
             after = debt + cost
             short = after - self.room
             if short > 0:
-                denial = Denial()
+                denial = QuickDenial()
                 denial._units = self.units
                 denial._spare = self.room - debt
                 denial._reset = debt
                 denial._retry = short
                 return denial
             paid[key] = start + after
-            decision = Decision()
+            decision = QuickDecision()
             decision._units = self.units
             decision._spare = -short
             decision._reset = after
