@@ -47,7 +47,8 @@ _STORES: Any = weakref.WeakSet()
 class MemoryStore:
     """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
 
-    def __init__(self, *, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
+    # Any, because compiled code would turn True into 1, and a text into an error of its own, before the check
+    def __init__(self, *, max_keys: Any = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
@@ -68,7 +69,10 @@ class MemoryStore:
         """How many keys are kept now, expired ones that were not swept yet included."""
         return sum([len(table.states) for table in self.tables.values()])
 
-    def open(self, rule: Rule, on_store_error: str = "allow") -> Table:
+    def __repr__(self) -> str:
+        return f"MemoryStore(max_keys={self.max_keys})"
+
+    def open(self, rule: Rule, on_store_error: Any = "allow") -> Table:
         """The states of one limiter; limiters of the same rule share them. Memory has no errors to answer for."""
         check_policy(on_store_error)
         with self.lock:
@@ -77,7 +81,7 @@ class MemoryStore:
                 self.tables[rule.label] = BucketTable(self, law) if isinstance(law, Bucket) else Table(self, law)
             return self.tables[rule.label]
 
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncTable:
+    def open_async(self, rule: Rule, on_store_error: Any = "allow") -> AsyncTable:
         """The same for asyncio; shared with what `open` gives."""
         return AsyncTable(self.open(rule, on_store_error))
 

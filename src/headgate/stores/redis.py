@@ -67,6 +67,9 @@ class RedisStore:
         self._latest: LoopLink | None = None
         self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
 
+    def __repr__(self) -> str:
+        return f"<RedisStore: {self._shown()}>"  # without the password
+
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
         self._plain_source()
