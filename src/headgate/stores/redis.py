@@ -99,6 +99,7 @@ class RedisStore:
                 for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
                     del self._loops[closed]
                 link = self._loops[loop] = LoopLink(self._async_source(), self._shown())
+                link.close_with_loop()
             self._latest = link
         return link
 
