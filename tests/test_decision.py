@@ -98,7 +98,7 @@ def test_made_by_hand_wrong(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         Decision(**given)
     with pytest.raises(TypeError):
-        Decision(False)  # type: ignore[misc]  # which of them would it be?
+        Decision(False)  # type: ignore[call-arg]  # which of them would it be?
 
 
 def test_help_says_what_it_has() -> None:
