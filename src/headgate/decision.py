@@ -199,20 +199,34 @@ else:
 
 def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
-    made: Decision
     if degraded:
-        made = DegradedDecision() if allowed else DegradedDenial()
-    else:
-        made = QuickDecision() if allowed else QuickDenial()
-    made._units = units
-    made._spare = spare
-    made._reset = reset
-    made._retry = retry
-    return made
+        return decision(
+            allowed, units.limit, spare // units.cost, -(-reset // units.rate), -(-retry // units.rate), True
+        )
+    if allowed:  # each kind is filled in where it is known: the compiler makes slow work of a union
+        made = QuickDecision()
+        made._units = units
+        made._spare = spare
+        made._reset = reset
+        made._retry = retry
+        return made
+    denial = QuickDenial()
+    denial._units = units
+    denial._spare = spare
+    denial._reset = reset
+    denial._retry = retry
+    return denial
 
 
 def decision(
     allowed: bool, limit: int, remaining: int, reset_us: int = 0, retry_us: int = 0, degraded: bool = False
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
-    return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us, degraded)
+    if not degraded:
+        return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us)
+    made: Decision = DegradedDecision(limit=limit, remaining=remaining)
+    if not allowed:
+        made = DegradedDenial(limit=limit, remaining=remaining)
+    made._reset = reset_us
+    made._retry = retry_us
+    return made
