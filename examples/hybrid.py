@@ -1,6 +1,7 @@
 """One limit for many processes, decided in each of them without a round trip. HEADGATE_EXAMPLE_REDIS is your Redis."""
 
 import os
+import sys
 import time
 
 from headgate import HybridLimiter
@@ -12,6 +13,8 @@ with (
     HybridLimiter("1000/second", store=url, name="example") as one,
     HybridLimiter("1000/second", store=url, name="example") as another,
 ):
+    if one.peek("tenant:42").degraded:
+        sys.exit("no Redis answers: start one here, or set HEADGATE_EXAMPLE_REDIS to the URL of yours")
     one.reset("tenant:42")
     start, calls, admitted = time.monotonic(), 0, 0
     while time.monotonic() - start < 1.5:

@@ -1,6 +1,7 @@
 """One limit that many servers share. Set HEADGATE_EXAMPLE_REDIS to the URL of a Redis of yours."""
 
 import os
+import sys
 
 from headgate import Limiter
 
@@ -10,6 +11,8 @@ with (
     Limiter("10/second burst 20", store=url, name="example", on_store_error="deny") as one_server,
     Limiter("10/second burst 20", store=url, name="example", on_store_error="deny") as another_server,
 ):
+    if one_server.peek("user:123").degraded:
+        sys.exit("no Redis answers: start one here, or set HEADGATE_EXAMPLE_REDIS to the URL of yours")
     one_server.reset("user:123")
     admitted = sum(server.try_acquire("user:123").allowed for server in [one_server, another_server] * 30)
     print(f"two servers admitted {admitted} of 60 calls together")

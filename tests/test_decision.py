@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
 from headgate import Decision, Limiter
+from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.places import ALGORITHMS
 
@@ -58,3 +60,48 @@ def test_repr_shows_the_numbers(algorithm: str) -> None:
         text = repr(decision)
         for name in ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded"):
             assert f"{name}={getattr(decision, name)!r}" in text
+
+
+# what a test of somebody's may want to make
+BY_HAND: list[dict[str, Any]] = [
+    {},
+    {"allowed": False},
+    {"allowed": True, "limit": 5, "remaining": 4, "reset_after": 12.0},
+    {"allowed": False, "limit": 5, "reset_after": 2.5, "retry_after": 1.5},
+    {"allowed": True, "limit": 5, "remaining": 4, "degraded": True},
+    {"allowed": False, "limit": 5, "reset_after": 1, "retry_after": 1, "degraded": True},
+]
+
+
+@pytest.mark.parametrize("given", BY_HAND, ids=str)
+def test_made_by_hand(given: dict[str, Any]) -> None:
+    made = Decision(**given)
+    assert isinstance(made, Decision)
+    assert bool(made) is made.allowed is given.get("allowed", True)
+    for name, value in given.items():
+        assert getattr(made, name) == value
+    assert (made.degraded, made.limit) == (given.get("degraded", False), given.get("limit", 0))
+    assert eval(repr(made)) == made == pickle.loads(pickle.dumps(made))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_made_by_hand_equals_a_limiters(algorithm: str) -> None:
+    names = ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded")
+    for decision in decisions(algorithm):
+        assert Decision(**{name: getattr(decision, name) for name in names}) == decision
+
+
+@pytest.mark.parametrize(
+    "given", [{"alowed": False}, {"allowed": "no"}, {"degraded": 1}, {"reset_after": "1"}], ids=str
+)
+def test_made_by_hand_wrong(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        Decision(**given)
+    with pytest.raises(TypeError):
+        Decision(False)  # type: ignore[call-arg]  # which of them would it be?
+
+
+def test_help_says_what_it_has() -> None:
+    for name in ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded"):
+        assert name in (Decision.__doc__ or "")
+    assert "max_keys" in (MemoryStore.__doc__ or "")

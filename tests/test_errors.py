@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 
 import headgate
 from headgate import AsyncLimiter, Limiter
@@ -17,6 +19,9 @@ from headgate.errors import (
     RateLimited,
     StoreUnavailable,
 )
+from headgate.redis import address
+from headgate.rule import Rule
+from headgate.stores import MemoryStore
 from headgate.testing import ManualClock
 from tests.places import ALGORITHMS, Place
 
@@ -55,14 +60,25 @@ BAD_LIMITERS: list[tuple[dict[str, Any], Error, str]] = [
     ({"quota": "10/s", "store": "localhost:6379"}, ValueError, "redis"),
     ({"quota": "10/s", "store": ""}, ValueError, "memory://"),
     ({"quota": "10/s", "on_store_error": "ignore"}, ValueError, "allow"),
+    ({"quota": "10/s", "on_store_error": None}, ValueError, "allow"),
+    ({"quota": "10/s", "on_store_error": 5}, ValueError, "allow"),
     ({"quota": "10/s", "name": ""}, ValueError, "name"),
     ({"quota": "10/s", "max_keys": 0}, ValueError, "max_keys"),
+    ({"quota": "10/s", "max_keys": "5"}, ValueError, "max_keys must be a whole number"),
+    ({"quota": "10/s", "max_keys": True}, ValueError, "max_keys must be a whole number"),
+    ({"quota": "10/s", "store": "memory://?max_keys=5"}, ValueError, "max_keys="),
     ({"quota": "10/s", "clock": 5}, ValueError, "ManualClock"),
     ({"quota": "10/s", "store": "redis://h", "clock": "now"}, ValueError, "ManualClock"),
     ({"quota": "10/s", "store": "redis://h", "hash_keys": "no"}, ValueError, "True or False"),
     ({"quota": "10/s", "store": "redis://h", "timeout": True}, ValueError, "seconds"),
     ({"quota": "10/s", "store": "redis://h", "timeout": 0}, ValueError, "more than 0"),
+    ({"quota": "10/s", "store": "redis://h", "timeout": "1"}, ValueError, "^timeout must be a number"),
     ({"quota": "10/s", "store": "redis://h", "max_connections": True}, ValueError, "whole number"),
+    ({"quota": "10/s", "store": "redis://h", "max_connections": 0}, ValueError, "^max_connections must be"),
+    ({"quota": "10/s", "store": "redis://h", "max_connections": "8"}, ValueError, "^max_connections must be"),
+    ({"quota": "10/s", "store": "redis://h?max_connections=0"}, ValueError, "URL .*max_connections must be"),
+    ({"quota": "10/s", "store": "redis://h?timeout=soon"}, ValueError, "URL .*timeout must be a number"),
+    ({"quota": "10/s", "store": "redis://h?time_out=1"}, ValueError, "known are timeout, connect_timeout, max_conn"),
 ]
 
 
@@ -129,10 +145,41 @@ def test_bad_limiter(arguments: dict[str, Any], error: Error, word: str, door: C
         door(**arguments)
 
 
+@pytest.mark.parametrize("store", ["memory://", "redis://localhost:1"])
 @pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
-def test_an_unknown_option_is_an_error(door: Callable[..., object]) -> None:
-    with pytest.raises(TypeError, match="max_key"):
-        door("10/s", max_key=5)
+def test_an_unknown_option_is_an_error(door: Callable[..., object], store: str) -> None:
+    with pytest.raises(TypeError, match=r"no time_out; .*max_keys, .*timeout"):
+        door("10/s", store=store, time_out=5)
+
+
+@pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
+def test_options_of_the_other_store_change_nothing(door: Callable[..., Any]) -> None:
+    options = {"prefix": "p", "hash_keys": True, "timeout": 1.0, "connect_timeout": 0.5, "max_connections": 3}
+    assert door("10/s", max_keys=7, **options).store.max_keys == 7
+    assert door("10/s", store="redis://localhost:1", max_keys=7, **options).store.prefix == "p"
+
+
+@pytest.mark.parametrize("client", [redis.Redis, redis.asyncio.Redis, redis.ConnectionPool])
+def test_a_client_is_no_store_but_can_be_made_one(client: Callable[[], Any]) -> None:
+    for door in (Limiter, AsyncLimiter):
+        with pytest.raises(ValueError, match=r"RedisStore\(client\).*headgate\.stores"):
+            door("10/s", store=client())
+
+
+def test_an_argument_goes_before_the_url() -> None:
+    target = address.read("redis://h?timeout=1&connect_timeout=1&max_connections=5", timeout=2, max_connections=6)
+    assert (target.timeout, target.connect_timeout, target.max_connections) == (2.0, 1.0, 6)
+    target = address.read("redis://h?socket_timeout=0.5&max_connections=5")
+    assert (target.timeout, target.connect_timeout, target.max_connections) == (0.5, 0.5, 5)
+
+
+def test_a_store_by_itself_says_the_same() -> None:
+    for wrong in ("5", True, None, 0):
+        with pytest.raises(ValueError, match="max_keys must be a whole number"):
+            MemoryStore(max_keys=wrong)
+    for policy in (None, 5, "ignore"):
+        with pytest.raises(ValueError, match="on_store_error must be one of"):
+            MemoryStore().open(Rule("5/s"), policy)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

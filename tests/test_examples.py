@@ -17,14 +17,25 @@ def test_there_are_examples() -> None:
     assert EXAMPLES
 
 
+def run(example: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    ours = str(Path(headgate.__file__).parent.parent)
+    environment = os.environ | {"HEADGATE_EXAMPLE_REDIS": url, "PYTHONWARNINGS": "error", "PYTHONPATH": ours}
+    command = [sys.executable, str(example)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=50)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example(example: Path, redis_server: Server, tmp_path: Path) -> None:
-    ours = str(Path(headgate.__file__).parent.parent)
-    environment = os.environ | {
-        "HEADGATE_EXAMPLE_REDIS": redis_server.url,
-        "PYTHONWARNINGS": "error",
-        "PYTHONPATH": ours,
-    }
-    command = [sys.executable, str(example)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
+    done = run(example, redis_server.url, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+NEED_REDIS = [example for example in EXAMPLES if example.stem in ("hybrid", "shared_through_redis")]
+
+
+@pytest.mark.parametrize("example", NEED_REDIS, ids=lambda path: path.stem)
+def test_an_example_without_its_redis_says_so(example: Path, tmp_path: Path) -> None:
+    done = run(example, "redis://127.0.0.1:1", tmp_path)
+    assert done.returncode == 1
+    assert "HEADGATE_EXAMPLE_REDIS" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """Imports point down only, and the core needs nothing but the standard library."""
 
 import ast
+import pydoc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,26 @@ def test_without_redis_py_the_error_names_the_extra() -> None:
     assert "headgate[redis]" in python(NO_REDIS)
 
 
+NO_HYBRID = """
+import sys
+for name in ("redis", "redis.asyncio", "hiredis"):
+    sys.modules[name] = None
+from headgate import *
+from headgate import AsyncHybridLimiter, HybridLimiter
+for door in (HybridLimiter, AsyncHybridLimiter):
+    try:
+        door("5/s", store="redis://localhost:1")
+    except ImportError as error:
+        print(door.__name__, error)
+"""
+
+
+def test_without_redis_py_hybrid_limiters_can_be_named_but_not_made() -> None:
+    said = python(NO_HYBRID).splitlines()
+    assert [line.split()[0] for line in said] == ["HybridLimiter", "AsyncHybridLimiter"]
+    assert all("headgate[redis]" in line for line in said)
+
+
 NO_SERVICE = """
 import sys
 sys.modules["granian"] = sys.modules["msgspec"] = None
@@ -160,3 +181,19 @@ def test_public_names() -> None:
     assert {"Limiter", "AsyncLimiter", "Quota", "Decision"} <= set(headgate.__all__)
     assert headgate.__version__
     assert headgate.COMPILED in (True, False)
+
+
+def test_dir_and_help_show_what_there_is_to_use() -> None:
+    assert set(headgate.__all__) <= set(dir(headgate))
+    assert not {"Any", "TYPE_CHECKING", "find_spec"} & set(dir(headgate))
+    text = pydoc.plain(pydoc.render_doc(headgate))
+    assert "class HybridLimiter" in text and "class Limiter" in text
+
+
+def test_stores_are_where_people_look_for_them() -> None:
+    from headgate.stores import MemoryStore, RedisStore
+
+    assert MemoryStore.__module__ == "headgate.stores.memory"
+    assert RedisStore.__module__ == "headgate.stores.redis"
+    with pytest.raises(ImportError, match="MongoStore"):
+        exec("from headgate.stores import MongoStore")

@@ -7,10 +7,9 @@ if limiter.try_acquire("user:123"):
     ...
 """
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from headgate.decision import Decision
+from headgate.decision import COMPILED, Decision
 from headgate.errors import (
     CircuitOpen,
     HeadgateError,
@@ -27,7 +26,7 @@ from headgate.errors import (
 )
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.quota import Quota
-from headgate.stores.memory import COMPILED
+from headgate.rule import AlgorithmName, OnStoreError
 
 if TYPE_CHECKING:
     from headgate.hybrid import AsyncHybridLimiter, HybridLimiter
@@ -36,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "COMPILED",
+    "AlgorithmName",
     "AsyncHybridLimiter",
     "AsyncLimiter",
     "CircuitOpen",
@@ -48,6 +48,7 @@ __all__ = [
     "Limiter",
     "LockLost",
     "LockTimeout",
+    "OnStoreError",
     "PermitsExceedLimit",
     "PoolExhausted",
     "QueueFull",
@@ -56,18 +57,27 @@ __all__ = [
     "StoreUnavailable",
 ]
 
-try:
-    _redis = find_spec("redis") is not None
-except (ImportError, ValueError):  # somebody hides it
-    _redis = False
-if not _redis:  # `import *` takes what there is; by name they say what to install
-    __all__[:] = [name for name in __all__ if "Hybrid" not in name]
-
 
 def __getattr__(name: str) -> Any:
     """Import on first use what needs more than the standard library."""
-    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+    if name not in ("AsyncHybridLimiter", "HybridLimiter"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         import headgate.hybrid
 
         return getattr(headgate.hybrid, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ImportError as error:
+        return _missing(name, str(error))
+
+
+def _missing(name: str, why: str) -> type:
+    """What stands in for a class that cannot be imported: who only names it need not install anything."""
+
+    def refuse(self: object, *_: object, **__: object) -> None:
+        raise ImportError(why)
+
+    return type(name, (), {"__init__": refuse, "__doc__": f"Not to be had here: {why}.", "__module__": __name__})
+
+
+def __dir__() -> list[str]:
+    return sorted((globals().keys() | set(__all__)) - {"Any", "TYPE_CHECKING"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from headgate.compiler import mypyc_attr
 
@@ -24,7 +24,9 @@ class Units:
         self.rate = rate
 
 
-@mypyc_attr(free_list_len=1)
+COMPILED: Final = not isinstance(Units.__init__, FunctionType)
+
+
 class Decision:
     """What the limiter said about one call. True in a condition when the call may go on.
 
@@ -34,6 +36,8 @@ class Decision:
     reset_after  seconds until the key is as good as never seen
     retry_after  seconds after which the same call succeeds if nobody else comes; 0.0 when allowed
     degraded     the store was down and ``on_store_error`` answered
+
+    Limiters make them. For a test that wants one: ``Decision(allowed=False, limit=5, retry_after=2.0)``.
     """
 
     __slots__ = ("_reset", "_retry", "_spare", "_units")
@@ -42,11 +46,27 @@ class Decision:
     allowed: ClassVar[bool] = True
     degraded: ClassVar[bool] = False
 
-    # No __init__: `answer` below fills these in, and the hot path of the memory store does it on the spot.
     _units: Units
     _spare: int  # of what _units says
     _reset: int
     _retry: int
+
+    def __init__(
+        self,
+        *,
+        allowed: bool = True,
+        limit: int = 0,
+        remaining: int = 0,
+        reset_after: float = 0.0,
+        retry_after: float = 0.0,
+        degraded: bool = False,
+    ) -> None:
+        self._units = Units(limit, 1, 1)
+        self._spare = remaining
+        self._reset = round(reset_after * 1_000_000)
+        self._retry = round(retry_after * 1_000_000)
+        if not COMPILED and type(self) is Decision:
+            setattr(self, "__class__", _kind(allowed, degraded))  # noqa: B010  # which says the rest
 
     @property
     def limit(self) -> int:
@@ -96,7 +116,12 @@ class Decision:
         return decision, self._values()
 
 
-@mypyc_attr(free_list_len=1)
+class Grant(Decision):
+    """A decision to go on, made by hand."""
+
+    __slots__ = ()
+
+
 class Denial(Decision):
     """A decision that is not one to go on."""
 
@@ -106,11 +131,6 @@ class Denial(Decision):
 
     def __bool__(self) -> bool:
         return False
-
-
-if isinstance(Decision.__bool__, FunctionType):
-    # In plain Python that call is a sixth of a decision's time. An object without one is true, and nothing is called.
-    delattr(Decision, "__bool__")
 
 
 class DegradedDecision(Decision):
@@ -129,22 +149,84 @@ class DegradedDenial(Denial):
     degraded: ClassVar[bool] = True
 
 
+def _kind(allowed: object, degraded: object) -> type[Decision]:
+    if not isinstance(allowed, bool) or not isinstance(degraded, bool):
+        raise TypeError(f"allowed and degraded are True or False, got {allowed!r:.40} and {degraded!r:.40}")
+    if allowed:
+        return DegradedDecision if degraded else Grant
+    return DegradedDenial if degraded else Denial
+
+
+@mypyc_attr(free_list_len=1)
+class QuickDecision(Decision):
+    """A decision still empty: the hot path fills it in on the spot."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+
+@mypyc_attr(free_list_len=1)
+class QuickDenial(Denial):
+    """A denial still empty."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+
+if COMPILED:
+    # An object of the compiler's cannot change its class, so the right one is found first; and it has no docstring.
+
+    def _new_of_kind(cls: Any, **given: Any) -> Any:
+        return _kind(given.get("allowed", True), given.get("degraded", False))(**given)
+
+    setattr(Decision, "__new__", staticmethod(_new_of_kind))  # noqa: B010  # the compiler would not have it
+    setattr(  # noqa: B010
+        Decision,
+        "__doc__",
+        "What the limiter said about one call; true when it may go on. Has allowed, limit, remaining, reset_after and\n"
+        "retry_after (seconds), degraded. For a test: Decision(allowed=False, limit=5, retry_after=2.0).",
+    )
+else:
+    # In plain Python these calls are a third of a decision's time. An object without __bool__ is true at once.
+    delattr(Decision, "__bool__")
+    for _quick in (QuickDecision, QuickDenial):
+        setattr(_quick, "__init__", object.__init__)  # noqa: B010
+
+
 def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
-    made: Decision
     if degraded:
-        made = DegradedDecision() if allowed else DegradedDenial()
-    else:
-        made = Decision() if allowed else Denial()
-    made._units = units
-    made._spare = spare
-    made._reset = reset
-    made._retry = retry
-    return made
+        return decision(
+            allowed, units.limit, spare // units.cost, -(-reset // units.rate), -(-retry // units.rate), True
+        )
+    if allowed:  # each kind is filled in where it is known: the compiler makes slow work of a union
+        made = QuickDecision()
+        made._units = units
+        made._spare = spare
+        made._reset = reset
+        made._retry = retry
+        return made
+    denial = QuickDenial()
+    denial._units = units
+    denial._spare = spare
+    denial._reset = reset
+    denial._retry = retry
+    return denial
 
 
 def decision(
     allowed: bool, limit: int, remaining: int, reset_us: int = 0, retry_us: int = 0, degraded: bool = False
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
-    return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us, degraded)
+    if not degraded:
+        return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us)
+    made: Decision = DegradedDecision(limit=limit, remaining=remaining)
+    if not allowed:
+        made = DegradedDenial(limit=limit, remaining=remaining)
+    made._reset = reset_us
+    made._retry = retry_us
+    return made

@@ -23,7 +23,7 @@ from headgate.errors import RateLimited
 from headgate.guard import AsyncGuard, Guard, Key
 from headgate.keys import check_key
 from headgate.plan import arun, run
-from headgate.rule import Quotas, Rule, check_permits
+from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permits, check_policy
 from headgate.stores import AsyncGate, Gate, Health, Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.threads import InThreads
 from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
@@ -41,21 +41,23 @@ class Limiter:
                     Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise
     clock           a `headgate.testing.ManualClock`, in tests
-    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis)
+    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis). The other
+                    store takes no notice of them, so that where a limiter lives can be a setting
     """
 
     def __init__(
         self,
         quota: Quotas,
         *,
-        algorithm: str = "token_bucket",
+        algorithm: AlgorithmName | str = "token_bucket",
         store: str | Store = "memory://",
         name: str = "default",
-        on_store_error: str = "allow",
+        on_store_error: OnStoreError | str = "allow",
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
         self.rule = Rule(quota, algorithm, name)
+        check_policy(on_store_error)
         self.store, self._owned = open_store(store, clock, options)
         self._gate: Gate = self.store.open(self.rule, on_store_error)
         self._clock = self._gate.clock
@@ -134,6 +136,9 @@ class Limiter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def _shorten(self) -> None:
         """Save a call on the way to a decision that takes a fraction of a microsecond."""
         if type(self).try_acquire is _TRY_ACQUIRE:  # else somebody has put another in its place, in a test perhaps
@@ -170,14 +175,15 @@ class AsyncLimiter:
         self,
         quota: Quotas,
         *,
-        algorithm: str = "token_bucket",
+        algorithm: AlgorithmName | str = "token_bucket",
         store: str | Store = "memory://",
         name: str = "default",
-        on_store_error: str = "allow",
+        on_store_error: OnStoreError | str = "allow",
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
         self.rule = Rule(quota, algorithm, name)
+        check_policy(on_store_error)
         self.store, self._owned = open_store(store, clock, options)
         self._gate: AsyncGate = self.store.open_async(self.rule, on_store_error)
         self._clock = self._gate.clock
@@ -257,6 +263,9 @@ class AsyncLimiter:
     ) -> None:
         await self.aclose()
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def _shorten(self) -> None:
         if type(self).try_acquire is _ASYNC_TRY_ACQUIRE:
             self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
@@ -277,6 +286,12 @@ class AsyncLimiter:
 _TRY_ACQUIRE, _ASYNC_TRY_ACQUIRE = Limiter.try_acquire, AsyncLimiter.try_acquire
 
 L = TypeVar("L", bound=Limiter | AsyncLimiter)
+
+
+def _shown(limiter: Limiter | AsyncLimiter) -> str:
+    rule = limiter.rule
+    quotas = ", ".join(str(quota) for quota in rule.quotas)
+    return f"<{type(limiter).__name__} {rule.name!r}: {quotas}, {rule.kind} in {limiter.store!r}>"
 
 
 def _with_gate(limiter: L, gate: Any) -> L:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from headgate.algorithms import ALGORITHMS
 from headgate.algorithms.algorithm import Algorithm
@@ -14,17 +14,24 @@ from headgate.quota import FORM, Quota
 
 Quotas = str | Quota | Sequence[str | Quota]
 
+# Beside each of these stands str where they are arguments: names come from settings, too. Editors offer these.
+AlgorithmName = Literal[
+    "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"
+]
+OnStoreError = Literal["allow", "deny", "local", "raise"]
+
 
 class Rule:
     """The arguments of a limiter, checked. Stores make of it what they enforce."""
 
     def __init__(self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default") -> None:
-        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        kind = algorithm.lower() if isinstance(algorithm, str) else ""  # the service writes them in capitals
+        if kind not in ALGORITHMS:
             raise ValueError(f"unknown algorithm {algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}")
         self.name = check_key(name, "name")
-        self.kind = algorithm
+        self.kind = kind
         self.quotas = _parse(quotas)
-        self.parts: list[Algorithm[Any]] = [ALGORITHMS[algorithm].make(quota) for quota in self.quotas]
+        self.parts: list[Algorithm[Any]] = [ALGORITHMS[kind].make(quota) for quota in self.quotas]
         self.algorithm = self.parts[0] if len(self.parts) == 1 else Several(self.parts)
         self.capacity = self.algorithm.limit
 
@@ -51,7 +58,7 @@ def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
     return int(permits)  # a subclass could print as it likes
 
 
-POLICIES = ("allow", "deny", "local", "raise")
+POLICIES: tuple[str, ...] = get_args(OnStoreError)
 
 
 def check_policy(policy: object) -> str:

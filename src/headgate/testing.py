@@ -17,13 +17,20 @@ class ManualClock:
     nothing is lost, while one leap over the whole TTL is as if the process had been paused for that long.
 
     Starts at midnight UTC, so that every fixed window of a usual length starts there too. Thread-safe.
+
+    *patience* is for the mistake to wait where nobody is left who could advance: after so many real seconds in which
+    nobody has, the wait is a RuntimeError. Daemon threads, and tasks that are not alone in their event loop, wait on.
     """
 
-    def __init__(self, start: float = 1_699_920_000.0) -> None:
+    def __init__(self, start: float = 1_699_920_000.0, *, patience: float = 30.0) -> None:
         self._now = round(start * 1_000_000)
+        self._patience = patience
         self._lock = threading.Lock()
         self._timers: list[tuple[int, int, Callable[[], object]]] = []
         self._count = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"ManualClock({self._now / 1_000_000})"
 
     def now(self) -> int:
         """Whole microseconds since the epoch."""
@@ -45,14 +52,35 @@ class ManualClock:
         """Block until *wake* is set or the clock has been advanced by *seconds*."""
         if seconds is not None:
             self.call_later(seconds, wake.set)
-        wake.wait()
+        if seconds is None or threading.current_thread().daemon:
+            wake.wait()
+            return
+        before = self._now
+        while not wake.wait(self._patience):
+            before = self._still_moving(before)
 
     async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
         """The same without blocking the event loop; `advance` may be called from any thread."""
         loop = asyncio.get_running_loop()
         if seconds is not None:
             self.call_later(seconds, lambda: loop.is_closed() or loop.call_soon_threadsafe(wake.set))
-        await wake.wait()
+        before = self._now
+        while True:
+            try:
+                async with asyncio.timeout(None if seconds is None else self._patience):
+                    await wake.wait()
+                return
+            except TimeoutError:
+                if len(asyncio.all_tasks()) == 1:
+                    before = self._still_moving(before)
+
+    def _still_moving(self, before: int) -> int:
+        if self._now == before:
+            raise RuntimeError(
+                f"for {self._patience} s somebody waits by a ManualClock that nobody advances; call advance() from "
+                "another thread or task, or do not wait: timeout=0"
+            )
+        return self._now
 
     def call_later(self, seconds: float, call: Callable[[], object]) -> None:
         """Call *call* within `advance`, when it has got that far."""

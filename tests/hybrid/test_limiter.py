@@ -562,6 +562,7 @@ Limiter("1/second")
 from headgate.hybrid.simulate import Scenario, simulate
 try:
     from headgate import HybridLimiter
+    HybridLimiter("1/second")
 except ImportError as error:
     assert "headgate[redis]" in str(error), error
 else:

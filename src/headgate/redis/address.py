@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -86,9 +87,11 @@ def read(
     max_connections: int | None = None,
 ) -> Target:
     """Read a store's URL; arguments go before what it says. Raises a ValueError that says what would be right."""
+    arguments = {"timeout": timeout, "connect_timeout": connect_timeout, "max_connections": max_connections}
+    given = {name: _OURS[name](name, value) for name, value in arguments.items() if value is not None}
     shown = without_secrets(url)
     try:
-        return _read(url, shown, timeout, connect_timeout, max_connections)
+        return _read(url, shown, given)
     except (ValueError, TypeError, redis.RedisError) as error:
         raise ValueError(f"cannot read the store URL {shown!r}: {error}; {FORM}") from None
 
@@ -104,21 +107,19 @@ def _secret(name: str) -> bool:
     return "password" in unquote(name).lower()
 
 
-def _read(
-    url: str, shown: str, timeout: float | None, connect_timeout: float | None, max_connections: int | None
-) -> Target:
+def _read(url: str, shown: str, given: dict[str, Any]) -> Target:
     parts = urlsplit(url)
     if parts.scheme not in _KINDS:
         raise ValueError(f"unknown scheme {parts.scheme!r}")
     kind = _KINDS[parts.scheme]
     query = {_ALIASES.get(name, name): value for name, value in parse_qsl(parts.query, keep_blank_values=True)}
-    timeout = _seconds("timeout", query.pop("timeout", None) if timeout is None else timeout, TIMEOUT)
-    connect_timeout = _seconds(
-        "connect_timeout", query.pop("connect_timeout", None) if connect_timeout is None else connect_timeout, timeout
-    )
-    most = _count(query.pop("max_connections", MAX_CONNECTIONS) if max_connections is None else max_connections)
+    said = {name: check(name, _number(query.pop(name))) for name, check in _OURS.items() if name in query}
+    ours = {"timeout": TIMEOUT, "max_connections": MAX_CONNECTIONS} | said | given
+    timeout: float = ours["timeout"]
+    connect_timeout: float = ours.get("connect_timeout", timeout)
     if unknown := [name for name in query if name not in _KNOWN and not name.startswith(("ssl_", "sentinel_"))]:
-        raise ValueError(f"unknown parameter {', '.join(unknown)}; known are {', '.join(sorted(_KNOWN))} and ssl_...")
+        known = ", ".join([*_OURS, *sorted(_KNOWN)])
+        raise ValueError(f"unknown parameter {', '.join(unknown)}; known are {known} and ssl_...")
     sentinel_auth = {name.removeprefix("sentinel_"): query.pop(name) for name in list(query) if name in _SENTINEL_AUTH}
     tls = query.pop("ssl", "false").lower() in ("true", "1", "yes") if kind != "single" else parts.scheme == "rediss"
     user, _, hosts = parts.netloc.rpartition("@")
@@ -153,7 +154,16 @@ def _read(
     connection(**options)  # makes no connection: says which argument it does not know
     sentinel_options = {name: value for name, value in options.items() if name.startswith("ssl")} | sentinel_auth
     return Target(
-        kind, addresses, service, timeout, connect_timeout, most, options, sentinel_options, connection, shown
+        kind,
+        addresses,
+        service,
+        timeout,
+        connect_timeout,
+        ours["max_connections"],
+        options,
+        sentinel_options,
+        connection,
+        shown,
     )
 
 
@@ -180,23 +190,31 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _seconds(name: str, value: object, default: float) -> float:
-    if value is None:
-        return default
-    try:
-        seconds = float("no" if isinstance(value, bool) else value)  # type: ignore[arg-type]  # float() will say
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number of seconds, got {value!r}") from None
-    if not (math.isfinite(seconds) and seconds > 0):
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} must be a number of seconds, got {value!r:.40}")
+    if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
-    return seconds
+    return float(value)
 
 
-def _count(value: object) -> int:
-    try:
-        count = 0 if isinstance(value, bool) else int(value)  # type: ignore[call-overload]  # int() will say
-    except (TypeError, ValueError):
-        count = 0
-    if count < 1:
-        raise ValueError(f"max_connections must be a whole number of at least 1, got {value!r}")
-    return int(count)
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r:.40}")
+    return value
+
+
+_OURS: dict[str, Callable[[str, object], Any]] = {
+    "timeout": _seconds,
+    "connect_timeout": _seconds,
+    "max_connections": _count,
+}

@@ -96,6 +96,12 @@ class Batches:
             await self._idle.pop().disconnect()
             self._made -= 1
 
+    async def drop(self) -> None:
+        """Close the connections that are idle, in this turn of the event loop: it may be one of the last."""
+        while self._idle:
+            await self._idle.pop().disconnect(nowait=True)
+            self._made -= 1
+
     def adopt(self, other: Batches) -> None:
         """Take over the connections of *other*, which has done its work."""
         while other._idle and self._made < self._most:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -40,6 +40,15 @@ class LoopLink:
         self._nodes: dict[Address, Batches] = {}
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self._probes: set[asyncio.Task[None]] = set()
+        self._end: AsyncGenerator[None, None] | None = None
+
+    def close_with_loop(self) -> None:
+        """Have the connections closed at the end of the event loop, or of this link: not everybody calls `aclose`."""
+        self._end = _until_the_end(self._nodes)
+        try:
+            self._end.asend(None).send(None)  # to its yield; the event loop closes generators that have begun
+        except StopIteration:
+            pass
 
     async def ask(self, script: Script | Lua, call: Call | Eval, within: float | None = None) -> Any:
         """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
@@ -81,6 +90,9 @@ class LoopLink:
             task.cancel()
         for batches in list(self._nodes.values()):
             await batches.aclose()
+        end, self._end = self._end, None
+        if end is not None:
+            await end.aclose()
 
     def _answer(self, until: float, hasty: bool, request: Request) -> Coroutine[Any, Any, Any]:
         if isinstance(request, float):
@@ -127,6 +139,15 @@ class LoopLink:
                     self._batches(address).adopt(batches)
         finally:
             await link.aclose()
+
+
+async def _until_the_end(nodes: dict[Address, Batches]) -> AsyncGenerator[None, None]:
+    """A generator, because that is what an event loop closes, when it ends or when nobody has it any more."""
+    try:
+        yield
+    finally:
+        for batches in list(nodes.values()):
+            await batches.drop()
 
 
 async def _probe(link: weakref.ref[LoopLink], breaker: Breaker, slot: int) -> None:

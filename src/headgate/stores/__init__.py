@@ -7,11 +7,15 @@ acceptance test of a new one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
+
+if TYPE_CHECKING:
+    from headgate.stores.memory import MemoryStore as MemoryStore
+    from headgate.stores.redis import RedisStore as RedisStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +104,26 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
     if clock is not None and not callable(getattr(clock, "now", None)):
         raise ValueError(f"clock must have now(), as a ManualClock does, got {type(clock).__name__} {clock!r:.40}")
     if not isinstance(store, str):
+        if type(store).__module__.partition(".")[0] in ("redis", "valkey"):
+            raise ValueError(
+                f"store is a client, {type(store).__name__}; put a store around it: RedisStore(client), which "
+                "you import from headgate.stores"
+            )
         if not hasattr(store, "open_async"):
             raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_forms()}")
         if clock is not None or options:
             raise ValueError("clock and store options go to the store itself when you hand one in")
         return store, False
+    if unknown := options.keys() - StoreOptions.__annotations__.keys():
+        known = ", ".join(sorted(StoreOptions.__annotations__))
+        raise TypeError(f"a limiter takes no {', '.join(sorted(unknown))}; for its store it takes {known}")
     if store == "memory://":
         from headgate.stores.memory import MemoryStore
 
-        _only(options, {"max_keys"}, store)
         return MemoryStore(max_keys=options.get("max_keys", 1_000_000), clock=clock), True
     if store.startswith(SCHEMES[1:]):
         from headgate.stores.redis import RedisStore
 
-        _only(options, {"prefix", "hash_keys", "timeout", "connect_timeout", "max_connections"}, store)
         return RedisStore(
             store,
             prefix=options.get("prefix", "rate_limiter"),
@@ -123,6 +133,8 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
             max_connections=options.get("max_connections"),
             clock=clock,
         ), True
+    if store.startswith("memory://"):
+        raise ValueError(f"memory:// has nothing behind it, got {store!r:.40}; its bound is an argument, max_keys=")
     scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
     raise ValueError(f"unknown store {scheme!r}; {_forms()}")
 
@@ -131,7 +143,14 @@ def _forms() -> str:
     return f"use a URL that starts with one of {', '.join(SCHEMES)}, or a MemoryStore or RedisStore"
 
 
-def _only(options: StoreOptions, known: set[str], store: str) -> None:
-    if unknown := options.keys() - known:
-        scheme = store.split("://")[0]
-        raise TypeError(f"a {scheme} store takes no {', '.join(sorted(unknown))}; it takes {', '.join(sorted(known))}")
+def __getattr__(name: str) -> Any:
+    """Import the stores on first use: one needs redis-py, and both need this page first."""
+    if name == "MemoryStore":
+        from headgate.stores.memory import MemoryStore
+
+        return MemoryStore
+    if name == "RedisStore":
+        from headgate.stores.redis import RedisStore
+
+        return RedisStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

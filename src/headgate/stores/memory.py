@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
-from types import FunctionType
 from typing import Any, Final
 
 from headgate.algorithms.algorithm import Algorithm
@@ -23,14 +22,12 @@ from headgate.algorithms.arithmetic import times
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
 from headgate.compiler import mypyc_attr
-from headgate.decision import Decision, Denial, answer
+from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import Health, StoreHealth
 
 logger = logging.getLogger("headgate")
-
-COMPILED: Final = not isinstance(answer, FunctionType)
 
 # Compiled, the steps from look-up to saved state run no Python code and allocate nothing that could start a garbage
 # collection, so nobody can come between them while there is an interpreter lock. Plain Python needs one of its own.
@@ -50,7 +47,8 @@ _STORES: Any = weakref.WeakSet()
 class MemoryStore:
     """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
 
-    def __init__(self, *, max_keys: int = 1_000_000, clock: Clock | None = None) -> None:
+    # Any, because compiled code would turn True into 1, and a text into an error of its own, before the check
+    def __init__(self, *, max_keys: Any = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
@@ -71,7 +69,10 @@ class MemoryStore:
         """How many keys are kept now, expired ones that were not swept yet included."""
         return sum([len(table.states) for table in self.tables.values()])
 
-    def open(self, rule: Rule, on_store_error: str = "allow") -> Table:
+    def __repr__(self) -> str:
+        return f"MemoryStore(max_keys={self.max_keys})"
+
+    def open(self, rule: Rule, on_store_error: Any = "allow") -> Table:
         """The states of one limiter; limiters of the same rule share them. Memory has no errors to answer for."""
         check_policy(on_store_error)
         with self.lock:
@@ -80,7 +81,7 @@ class MemoryStore:
                 self.tables[rule.label] = BucketTable(self, law) if isinstance(law, Bucket) else Table(self, law)
             return self.tables[rule.label]
 
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncTable:
+    def open_async(self, rule: Rule, on_store_error: Any = "allow") -> AsyncTable:
         """The same for asyncio; shared with what `open` gives."""
         return AsyncTable(self.open(rule, on_store_error))
 
@@ -96,6 +97,11 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Nothing to let go of; here because every store has it."""
+
+
+if COMPILED:  # the compiler keeps no docstrings of classes
+    _SAYS = "States of any number of limiters, max_keys in all. Give one to several to share the bound."
+    setattr(MemoryStore, "__doc__", _SAYS)  # noqa: B010
 
 
 def exact(key: Any) -> str:
@@ -317,14 +323,14 @@ class BucketTable(Table):
             after = debt + cost
             short = after - self.room
             if short > 0:
-                denial = Denial()
+                denial = QuickDenial()
                 denial._units = self.units
                 denial._spare = self.room - debt
                 denial._reset = debt
                 denial._retry = short
                 return denial
             paid[key] = start + after
-            decision = Decision()
+            decision = QuickDecision()
             decision._units = self.units
             decision._spare = -short
             decision._reset = after

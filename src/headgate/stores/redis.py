@@ -67,6 +67,9 @@ class RedisStore:
         self._latest: LoopLink | None = None
         self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
 
+    def __repr__(self) -> str:
+        return f"<RedisStore: {self._shown()}>"  # without the password
+
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
         """A gate for threads."""
         self._plain_source()
@@ -96,6 +99,7 @@ class RedisStore:
                 for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
                     del self._loops[closed]
                 link = self._loops[loop] = LoopLink(self._async_source(), self._shown())
+                link.close_with_loop()
             self._latest = link
         return link
 
