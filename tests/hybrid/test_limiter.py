@@ -25,6 +25,7 @@ from headgate import (
     RateLimited,
 )
 from headgate.hybrid import synchroniser
+from headgate.hybrid.protocol import STYLES
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -326,6 +327,12 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
     gc.collect()
     until(lambda: out(redis_server) == 0)
     until(gone, driver)
+
+
+def test_accuracy_in_capitals_as_the_documents_write_it(redis_server: Server) -> None:
+    with HybridLimiter("5/day", store=redis_server.patient_url, accuracy="LOW") as limiter:  # type: ignore[arg-type]
+        assert limiter._gate.member.style is STYLES["low"]
+        assert "redis://" in repr(limiter) and "HybridStore" not in repr(limiter)
 
 
 def test_what_is_kept_of_a_limiter_is_enough(redis_server: Server) -> None:

@@ -81,16 +81,20 @@ def _make(store: str | Store, clock: Clock | None) -> Memory | Redis:
     if store == "memory://":
         return Memory(clock or SYSTEM_CLOCK)
     if isinstance(store, str) and store.startswith(SCHEMES[1:]):
-        from headgate.redis import address
-        from headgate.stores.redis import RedisStore
+        from headgate.stores.redis import RedisStore  # which says what to install
 
-        asked = None if "timeout=" in store else max(TIMEOUT, address.TIMEOUT)
-        return Redis(RedisStore(store, timeout=asked, clock=clock))
+        return Redis(RedisStore(store, timeout=_timeout(store), clock=clock))
     if isinstance(store, str):
         open_store(store, clock, {})  # says what would be right
     if not hasattr(store, "threads"):
         raise TypeError(f"coordination needs a MemoryStore or a RedisStore, got {type(store).__name__}")
     return Redis(store, owned=False)
+
+
+def _timeout(url: str) -> float | None:
+    from headgate.redis import address
+
+    return None if "timeout=" in url else max(TIMEOUT, address.TIMEOUT)
 
 
 def _after_fork() -> None:

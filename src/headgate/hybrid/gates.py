@@ -26,7 +26,8 @@ class HybridStore:
     """A Redis behind leases. Opened once, by one limiter."""
 
     def __init__(self, store: RedisStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
-        if not isinstance(accuracy, str) or accuracy not in STYLES:
+        style = STYLES.get(accuracy.lower()) if isinstance(accuracy, str) else None
+        if style is None:
             raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {accuracy!r:.40}")
         if cold not in ("wait", "optimistic"):
             raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
@@ -34,11 +35,14 @@ class HybridStore:
             raise ValueError(f"max_local_keys must be a whole number of at least 1, got {max_keys!r:.40}")
         self.redis = store
         self.owned = owned
-        self.style = STYLES[accuracy]
+        self.style = style
         self.optimistic = cold == "optimistic"
         self.max_keys = max_keys
         self.gates: list[HybridGate] = []
         self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridGate] = {}
+
+    def __repr__(self) -> str:
+        return repr(self.redis)
 
     def open(self, rule: Rule, on_store_error: str = "local") -> HybridGate:
         law_of(rule)

@@ -17,7 +17,7 @@ from headgate.clock import Clock
 from headgate.hybrid.gates import HybridGate, HybridStore
 from headgate.hybrid.stats import Stats, stats_of
 from headgate.limiter import AsyncLimiter, Limiter
-from headgate.rule import Quotas
+from headgate.rule import AlgorithmName, OnStoreError, Quotas
 from headgate.stores import SCHEMES, StoreOptions, open_store
 from headgate.stores.redis import RedisStore
 
@@ -52,11 +52,11 @@ class HybridLimiter(Limiter):
         quota: Quotas,
         *,
         store: str | RedisStore = "redis://localhost:6379/0",
-        algorithm: str = "token_bucket",
+        algorithm: AlgorithmName | str = "token_bucket",
         name: str = "default",
         accuracy: Accuracy = "high",
         cold: Cold = "wait",
-        on_store_error: str = "local",
+        on_store_error: OnStoreError | str = "local",
         max_local_keys: int = MAX_KEYS,
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
@@ -81,11 +81,11 @@ class AsyncHybridLimiter(AsyncLimiter):
         quota: Quotas,
         *,
         store: str | RedisStore = "redis://localhost:6379/0",
-        algorithm: str = "token_bucket",
+        algorithm: AlgorithmName | str = "token_bucket",
         name: str = "default",
         accuracy: Accuracy = "high",
         cold: Cold = "wait",
-        on_store_error: str = "local",
+        on_store_error: OnStoreError | str = "local",
         max_local_keys: int = MAX_KEYS,
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],

@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Final
 
 from headgate.algorithms.arithmetic import times
-from headgate.decision import Decision, Denial, Units, answer
+from headgate.decision import Decision, QuickDecision, QuickDenial, Units, answer
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.outage import Outage
 from headgate.hybrid.protocol import Law, soonest
@@ -79,7 +79,7 @@ class Table:
                     lease.low = -1
                     self.thirsty.append(lease)
                 spare = left + lease.beyond
-                decision = Decision()
+                decision = QuickDecision()
                 decision._units = self.units
                 decision._spare = spare
                 decision._reset = self.room - spare if self.period == 0 else self.over(lease, now)
@@ -170,7 +170,7 @@ class Table:
                 until = now + times(wait, 1000)
         lease.told(now, until, cost > self.cost)
         spare = min(here + lease.beyond, cost - 1)
-        denial = Denial()
+        denial = QuickDenial()
         denial._units = self.units
         denial._spare = spare
         denial._reset = max(self.reset(lease, now, spare), wait)
