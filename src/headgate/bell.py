@@ -17,6 +17,9 @@ class Bell(threading.Event):
         self._quiet = threading.Lock()
         self._quiet.acquire()
 
+    def __repr__(self) -> str:
+        return f"<Bell: {'rings' if self.is_set() else 'quiet'}>"
+
     def is_set(self) -> bool:
         return not self._quiet.locked()
 

@@ -339,7 +339,7 @@ def test_what_is_kept_of_a_limiter_is_enough(redis_server: Server) -> None:
     """Its `try_acquire`, or what `within` gave: the limiter is forgotten while the first call waits for Redis."""
 
     def limiter() -> HybridLimiter:
-        return HybridLimiter("5/day", store=redis_server.patient_url, on_store_error="allow")
+        return HybridLimiter("5/day", store=redis_server.patient_url, name="kept", on_store_error="allow")
 
     kept = [limiter().try_acquire for _ in range(3)] + [limiter().within(10.0).try_acquire for _ in range(3)]
     made = [each("k") for each in kept for _ in range(4)]
