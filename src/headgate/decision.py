@@ -157,9 +157,12 @@ def _kind(allowed: object, degraded: object) -> type[Decision]:
     return DegradedDenial if degraded else Denial
 
 
+# Those that limiters make are empty at first, and are filled in on the spot.
+
+
 @mypyc_attr(free_list_len=1)
 class QuickDecision(Decision):
-    """A decision still empty: the hot path fills it in on the spot."""
+    """A decision still empty."""
 
     __slots__ = ()
 
@@ -170,6 +173,24 @@ class QuickDecision(Decision):
 @mypyc_attr(free_list_len=1)
 class QuickDenial(Denial):
     """A denial still empty."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+
+class QuickDegradedDecision(DegradedDecision):
+    """A decision of the policy's still empty."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+
+class QuickDegradedDenial(DegradedDenial):
+    """A denial of the policy's still empty."""
 
     __slots__ = ()
 
@@ -193,40 +214,29 @@ if COMPILED:
 else:
     # In plain Python these calls are a third of a decision's time. An object without __bool__ is true at once.
     delattr(Decision, "__bool__")
-    for _quick in (QuickDecision, QuickDenial):
+    for _quick in (QuickDecision, QuickDenial, QuickDegradedDecision, QuickDegradedDenial):
         setattr(_quick, "__init__", object.__init__)  # noqa: B010
 
 
 def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
     if degraded:
-        return decision(
-            allowed, units.limit, spare // units.cost, -(-reset // units.rate), -(-retry // units.rate), True
-        )
-    if allowed:  # each kind is filled in where it is known: the compiler makes slow work of a union
-        made = QuickDecision()
-        made._units = units
-        made._spare = spare
-        made._reset = reset
-        made._retry = retry
-        return made
-    denial = QuickDenial()
-    denial._units = units
-    denial._spare = spare
-    denial._reset = reset
-    denial._retry = retry
-    return denial
+        return _filled(QuickDegradedDecision() if allowed else QuickDegradedDenial(), units, spare, reset, retry)
+    if allowed:
+        return _filled(QuickDecision(), units, spare, reset, retry)
+    return _filled(QuickDenial(), units, spare, reset, retry)
+
+
+def _filled(made: Decision, units: Units, spare: int, reset: int, retry: int) -> Decision:
+    made._units = units
+    made._spare = spare
+    made._reset = reset
+    made._retry = retry
+    return made
 
 
 def decision(
     allowed: bool, limit: int, remaining: int, reset_us: int = 0, retry_us: int = 0, degraded: bool = False
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
-    if not degraded:
-        return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us)
-    made: Decision = DegradedDecision(limit=limit, remaining=remaining)
-    if not allowed:
-        made = DegradedDenial(limit=limit, remaining=remaining)
-    made._reset = reset_us
-    made._retry = retry_us
-    return made
+    return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us, degraded)
