@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import headgate
-from headgate import AsyncHybridLimiter, HybridLimiter, InvalidKey, PermitsExceedLimit, RateLimited
+from headgate import AsyncHybridLimiter, InvalidKey, PermitsExceedLimit, RateLimited
 from headgate.stores.redis import RedisStore
 from tests.clocks import until_async
 from tests.hybrid.test_limiter import KINDS, SLOW, out
@@ -136,35 +131,6 @@ async def test_a_warm_key_never_yields_to_the_loop(redis_server: Server) -> None
             with pytest.raises(StopIteration) as done:
                 limiter.try_acquire("k").send(None)
             assert done.value.value.allowed
-
-
-EXIT = """
-import asyncio, sys
-from headgate import AsyncHybridLimiter
-limiter = AsyncHybridLimiter("1000/day", store=sys.argv[1])
-async def main():
-    while limiter.stats().held < 2:
-        assert await limiter.try_acquire("k")
-        await asyncio.sleep(0.001)
-    print(limiter.stats().local + limiter.stats().remote)
-asyncio.run(main())
-"""
-
-
-def test_an_exit_gives_back_what_an_event_loop_left(redis_server: Server) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", EXIT, redis_server.patient_url],
-        env=os.environ | {"PYTHONPATH": str(Path(headgate.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=True,
-    )
-    assert done.stderr == ""
-    assert out(redis_server) == 0
-    spent = int(done.stdout)
-    with HybridLimiter("1000/day", store=redis_server.url) as other:
-        assert other.peek("k", 0).remaining == 1000 - spent
 
 
 async def test_used_again_after_it_was_closed(redis_server: Server) -> None:

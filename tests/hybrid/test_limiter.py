@@ -285,9 +285,23 @@ print(limiter.stats().local + limiter.stats().remote)
 """
 
 
-def test_an_exit_gives_back(redis_server: Server) -> None:
+EXIT_OF_A_LOOP = """
+import asyncio, sys
+from headgate import AsyncHybridLimiter
+limiter = AsyncHybridLimiter("1000/day", store=sys.argv[1])
+async def main():
+    while limiter.stats().held < 2:
+        assert await limiter.try_acquire("k")
+        await asyncio.sleep(0.001)
+    print(limiter.stats().local + limiter.stats().remote)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("script", [EXIT, EXIT_OF_A_LOOP], ids=["thread", "event loop"])
+def test_an_exit_gives_back(script: str, redis_server: Server) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", EXIT, redis_server.patient_url],
+        [sys.executable, "-c", script, redis_server.patient_url],
         env=os.environ | {"PYTHONPATH": str(Path(headgate.__file__).parent.parent)},
         capture_output=True,
         text=True,
