@@ -1,10 +1,14 @@
 """A limiter that nobody closes leaves nothing behind that would trip `filterwarnings = error`."""
 
+import gc
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from headgate import Limiter
+from headgate.stores.redis import RedisStore
 from tests.servers import Server
 
 PROGRAM = """
@@ -47,3 +51,31 @@ def test_no_warning_at_the_end_of_an_event_loop(door: str, redis_server: Server)
     command = [sys.executable, "-W", "error", "-c", PROGRAM, redis_server.url, door]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Witness:
+    """Sees, when a garbage collection has found it, which sockets are closed already."""
+
+    def __init__(self, saw: list[bool]) -> None:
+        self.saw = saw
+        self.ring: list[object] = []
+        self.sockets: list[socket.socket] = []
+
+    def __del__(self) -> None:
+        self.saw += [socket.fileno() == -1 for socket in self.sockets]
+
+
+def test_sockets_are_closed_before_a_garbage_collection_comes_to_them(redis_server: Server) -> None:
+    """It goes through what nobody has any more in any order, and a socket that is still open complains."""
+    saw: list[bool] = []
+    older = Witness(saw)
+    store = RedisStore(redis_server.url)
+    limiter = Limiter("10/minute", store=store)
+    assert limiter.try_acquire("k")
+    younger = Witness(saw)
+    for witness in (older, younger):
+        witness.sockets = [connection._sock for node in store.threads().connections() for connection, _ in node._idle]
+        witness.ring = [older, younger, store, limiter]
+    del older, store, limiter, younger, witness
+    gc.collect()
+    assert saw == [True, True]

@@ -51,6 +51,8 @@ class Connections:
         self._changed = threading.Condition()
         self._broke_at = LONG_AGO
         self.waiting = 0
+        # of one that nobody has any more, before a garbage collection finds the sockets, which would complain
+        weakref.finalize(self, _disconnect, self._idle).atexit = False
 
     def borrow(self, until: float, unseen: float = IDLE) -> Any:
         """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is.
@@ -94,9 +96,7 @@ class Connections:
                 self._changed.notify()
 
     def close(self) -> None:
-        while self._idle:
-            connection, _ = self._idle.pop()
-            connection.disconnect()
+        for connection in _disconnect(self._idle):
             self._all.discard(connection)
 
     def in_use(self) -> int:
@@ -159,6 +159,15 @@ class Connections:
             connection.send_packed_command([pack("ROLE")], check_health=False)
             if text(connection.read_response()[0]) != "master":
                 raise ReadOnlyError("READONLY it is not the primary any more")
+
+
+def _disconnect(idle: deque[tuple[Any, float]]) -> list[Any]:
+    gone = []
+    while idle:
+        connection, _ = idle.pop()
+        connection.disconnect()
+        gone.append(connection)
+    return gone
 
 
 def read_both(connection: Any) -> Any:
