@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter
+from headgate.redis.breaker import FAILURES
 from headgate.stores.redis import RedisStore
 from tests.faults.clusters import Cluster, Node, wait_until
 from tests.faults.outages import paused
@@ -295,6 +296,33 @@ def test_connections_that_break_together_are_one_failure(node: Node) -> None:
         assert sum(degraded) <= 3 * 32
 
 
+@pytest.mark.parametrize("door", [Limiter, AsyncLimiter])
+async def test_an_old_connection_that_breaks_late_is_no_new_failure(door: Any, node: Node) -> None:
+    """Others have told of the cut already; a call that began only then tells of it once more."""
+    with FaultyProxy(node.port) as proxy:
+        limiter = door("1000000/30d", store=proxy.url, timeout=5)
+
+        async def degraded() -> bool:
+            made = limiter.try_acquire("k")
+            return bool((made if door is Limiter else await made).degraded)
+
+        assert not await degraded()
+        store = limiter.store
+        told = (store.threads() if door is Limiter else store.loop()).breakers()[0]
+        for _ in range(FAILURES - 1):
+            told.failed(redis.ConnectionError("reset"), time.monotonic())
+        proxy.truncate = 0
+        assert await degraded()
+        assert told.opened == 0
+        assert not await degraded()
+        for _ in range(FAILURES):  # one that was made since then is one
+            assert told.opened == 0
+            proxy.truncate = 0
+            assert await degraded()
+        assert told.opened == 1
+        await limiter.aclose() if door is AsyncLimiter else limiter.close()
+
+
 @pytest.mark.xdist_group("faults-cluster")
 def test_moved_is_believed(cluster: Cluster) -> None:
     """A slot that has moved is asked for once at its old place, not for ever."""
@@ -356,10 +384,9 @@ def test_interrupts_leak_no_connection(node: Node) -> None:
                     signal.setitimer(signal.ITIMER_PROF, 0.0005 + number * 0.00001)
                     for _ in range(200):
                         limiter.try_acquire("k")
+                    signal.setitimer(signal.ITIMER_PROF, 0)  # it may ring just before
                 except Ring:
                     pass
-                finally:
-                    signal.setitimer(signal.ITIMER_PROF, 0)
         finally:
             signal.signal(signal.SIGPROF, before)
         gc.collect()

@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from itertools import groupby
+from time import monotonic
 from typing import Any, cast
 
 import redis
@@ -24,6 +25,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import Ask
+from headgate.redis.breaker import broke
 from headgate.redis.script import still_owed
 from headgate.redis.topology import Send, Unreached, pack, text
 
@@ -147,7 +149,8 @@ class Batches:
                 connection = await self._borrow()
                 try:
                     await self._exchange(connection, _groups(batch, self._apart))
-                except BaseException:
+                except BaseException as error:
+                    broke(connection, error)
                     await connection.disconnect(nowait=True)  # replies may be left in it
                     raise
                 finally:
@@ -204,6 +207,7 @@ class Batches:
             if connection.is_connected and await _can_read(connection):  # nothing was asked: the server closed it
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
+                connection.since = monotonic()
                 await connection.connect()
                 if self._source.kind == "sentinel" and not self._address.sentinel:
                     await _check_role(connection)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from random import Random
 from time import monotonic
+from typing import Any
 
 import redis.exceptions
 
@@ -50,7 +51,8 @@ class Breaker:
         stays in use until a probe, which has more time, has failed as well.
         """
         with self._lock:
-            if self.failures and begun < self._latest and not isinstance(error, TIMEOUTS):
+            stood_since = getattr(error, "since", begun)
+            if self.failures and stood_since < self._latest and not isinstance(error, TIMEOUTS):
                 return False  # connections that break together are one failure
             self._latest = now = monotonic()
             self._since = self._since if self.failures else now
@@ -89,6 +91,16 @@ class Breaker:
 
     def end_probe(self) -> None:
         self._probing = False
+
+
+def broke(connection: Any, error: BaseException) -> None:
+    """Say with *error* since when the connection stood that it broke.
+
+    What cuts connections, a load balancer that restarts, say, may take a while to come to the last of them: a call
+    that began in that while tells of the cut once more, not of the server.
+    """
+    if hasattr(connection, "since"):  # not of somebody's own pool
+        setattr(error, "since", connection.since)  # noqa: B010  # exceptions do not declare it
 
 
 class Breakers:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
-from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
+from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, broke, pauses
 from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
@@ -153,6 +153,7 @@ class Connections:
         left = max(left if target.kind == "single" else left / 2, MOMENT)
         connection.socket_connect_timeout = min(target.connect_timeout, left)
         connection.socket_timeout = left
+        connection.since = monotonic()
         connection.connect()
         if target.kind == "sentinel" and not self._address.sentinel:
             # a primary that was demoted cuts its clients off: the address is right no longer, and it would not say so
@@ -277,6 +278,9 @@ class ThreadLink:
             return reply
         except redis.ResponseError:
             clean = True  # an answer too, and read to its end
+            raise
+        except SILENCE as error:
+            broke(connection, error)
             raise
         finally:
             connections.give_back(connection, clean=clean)  # whatever came, even a signal
