@@ -27,12 +27,11 @@ from headgate.coordination.machine import Step
 from headgate.coordination.machines.lock import MACHINE
 from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
-from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
 
 DICE = Random()
-RETRY = 0.1  # seconds between tries while Redis does not answer
 
 
 class Plans:

@@ -23,7 +23,7 @@ from headgate.coordination.arguments import deadline, seconds
 from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
 from headgate.coordination.machines.pool import MACHINE
 from headgate.coordination.rules import Quotas, rules
-from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
 from headgate.coordination.status import REASONS, PoolStatus, status
 from headgate.errors import PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
@@ -33,7 +33,6 @@ T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
 SHORTEST = 0.01  # seconds that a lease may be: renewed in time by nobody if it were shorter
-RETRY = 0.1  # seconds between tries while Redis does not answer
 MANY = 100  # members; to look at more takes Redis a while
 RECENT = 1 * MICROSECONDS  # how long what was seen of so many will do to say why there is nothing
 
@@ -72,10 +71,10 @@ class Plans:
         if seconds("lease", lease) < SHORTEST:
             raise ValueError(f"lease must be at least {SHORTEST} seconds, got {lease!r}")
         given = rules(slots, quota, failures, open_for, successes)
-        self.rules = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
-        self.leases = Leases(self.site, float(lease), self.rules)
+        common = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
+        self.leases = Leases(self.site, float(lease), common)
         self._seen: tuple[PoolStatus, int] | None = None  # of many members, and when
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
