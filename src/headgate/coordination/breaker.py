@@ -171,9 +171,10 @@ class CircuitBreaker:
     lease      seconds that a probe may take before another may be made in its place
     rate       instead of failures in a row: the share of them, such as 0.5, among the calls of the last *window*
                seconds that opens it, once there are *min_calls*
-    ignore     exceptions that count for nothing: types, or a function that says so. Cancellation never counts, nor does
-               what headgate raises itself
+    ignore     exceptions that count for nothing: a type, a tuple of types, or a function that says so. Cancellation
+               never counts, nor does what headgate raises itself
     on_change  called with name, state before and state now, once in the fleet for each change
+    clock      a `headgate.testing.ManualClock`, in tests
     """
 
     def __init__(

@@ -165,6 +165,7 @@ class Lock:
     ttl       seconds after which a holder that died loses it; renewed every third of that
     timeout   seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
     max_hold  seconds after which it is not renewed any more, whatever the holder does
+    clock     a `headgate.testing.ManualClock`, in tests
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class Lock:
 
     @property
     def lost(self) -> threading.Event:
-        """Set when our acquisition is lost, before somebody else can have the lock."""
+        """An event that is set when our acquisition is lost, before somebody else can have the lock."""
         hold = self._own()
         return cast(threading.Event, hold.lost) if hold else self._never
 
@@ -289,7 +290,7 @@ class AsyncLock:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when our acquisition is lost, before somebody else can have the lock."""
+        """An event that is set when our acquisition is lost, before somebody else can have the lock."""
         hold = self._own()
         return cast(asyncio.Event, hold.lost) if hold else self._never
 

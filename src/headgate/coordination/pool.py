@@ -146,6 +146,7 @@ class Pool:
     failures   in a row that open a member's breaker; None: it has none
     open_for   seconds that the breaker keeps it out (600)
     successes  that close it again (3)
+    clock      a `headgate.testing.ManualClock`, in tests
 
     The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
     for all members. Who gives none changes none: an operator's script may add members without knowing them. Who gives
