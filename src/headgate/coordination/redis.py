@@ -106,7 +106,10 @@ class Redis:
         return script, script.with_keys(machine.keys(name), step.op, now, *step.arguments)
 
     async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close this loop's connections when it ends: nobody has to remember it."""
+        """Close this loop's connections when it ends: nobody has to remember it.
+
+        By itself a store closes those that are idle then; on another a step may be giving something back.
+        """
         for closed in [other for other in self._guards if other.is_closed()]:
             del self._guards[closed]
         guard = self._guards[loop] = self._until_the_end()
