@@ -161,7 +161,7 @@ class Plans:
 
 
 class CircuitBreaker:
-    """A breaker for threads and processes.
+    """A circuit breaker that threads and processes share.
 
     name       what may be sick
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object

@@ -158,7 +158,7 @@ class Plans:
 
 
 class Lock:
-    """A lock for threads and processes.
+    """A lock that threads and processes share.
 
     name      what is locked
     store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object

@@ -136,7 +136,7 @@ class Plans:
 
 
 class Pool:
-    """A pool for threads and processes.
+    """A pool of tokens, User-Agents or the like that threads and processes share.
 
     name       what is shared
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
@@ -182,7 +182,7 @@ class Pool:
         self._run(lambda _: self._plans.retire(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
-        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
         return Leased(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
 
     def status(self) -> PoolStatus:
@@ -263,7 +263,7 @@ class AsyncPool:
         await self._run(lambda _: self._plans.retire(members))
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
-        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
         return Acquiring(self._acquire(timeout))
 
     async def status(self) -> PoolStatus:

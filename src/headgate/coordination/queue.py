@@ -158,7 +158,7 @@ class Plans:
 
 
 class WaitQueue:
-    """A queue for threads and processes.
+    """A line that threads and processes share: first in, first out.
 
     name        what is waited for
     store       a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
