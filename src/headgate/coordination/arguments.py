@@ -7,12 +7,20 @@ import inspect
 from headgate.clock import MICROSECONDS, Clock
 
 LONGEST = 366 * 86_400.0  # seconds
+SHORTEST = 0.01
 
 
 def seconds(name: str, value: float) -> float:
     """A number of seconds, more than 0."""
     if not _is_duration(value) or value == 0:
         raise ValueError(f"{name} must be seconds, more than 0 and at most a year, got {value!r:.80}")
+    return float(value)
+
+
+def held_for(name: str, value: float) -> float:
+    """A number of seconds for which something is held: shorter ones could not be renewed in time."""
+    if seconds(name, value) < SHORTEST:
+        raise ValueError(f"{name} must be at least {SHORTEST} seconds, got {value!r}")
     return float(value)
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.holds import Event, Hold, Holds
 from headgate.coordination.loops import running_task
 from headgate.coordination.machine import Step
@@ -38,9 +38,7 @@ class Plans:
     """What both locks do."""
 
     def __init__(self, name: str, store: str | Store, ttl: float, max_hold: float | None, clock: Clock | None) -> None:
-        self.ttl = seconds("ttl", ttl)
-        if self.ttl < 0.01:
-            raise ValueError(f"ttl must be at least 0.01 seconds, got {ttl!r}")
+        self.ttl = held_for("ttl", ttl)
         self.max_hold = None if max_hold is None else seconds("max_hold", max_hold)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, TypedDict, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.arguments import deadline, held_for
 from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
 from headgate.coordination.machines.pool import MACHINE
 from headgate.coordination.rules import Quotas, rules
@@ -32,7 +32,6 @@ from headgate.stores import Store
 T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
-SHORTEST = 0.01  # seconds that a lease may be: renewed in time by nobody if it were shorter
 MANY = 100  # members; to look at more takes Redis a while
 RECENT = 1 * MICROSECONDS  # how long what was seen of so many will do to say why there is nothing
 
@@ -68,13 +67,12 @@ class Plans:
         successes: int | None,
         clock: Clock | None,
     ) -> None:
-        if seconds("lease", lease) < SHORTEST:
-            raise ValueError(f"lease must be at least {SHORTEST} seconds, got {lease!r}")
+        lease = held_for("lease", lease)
         given = rules(slots, quota, failures, open_for, successes)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
         common = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
-        self.leases = Leases(self.site, float(lease), common)
+        self.leases = Leases(self.site, lease, common)
         self._seen: tuple[PoolStatus, int] | None = None  # of many members, and when
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
