@@ -178,7 +178,7 @@ class Lock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=False)
-        deadline(self._plans.clock, timeout)  # says if it is none
+        deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self.name = name
         self._never = threading.Event()
@@ -266,7 +266,7 @@ class AsyncLock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=True)
-        deadline(self._plans.clock, timeout)  # says if it is none
+        deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name
