@@ -20,7 +20,7 @@ import httpx
 
 from headgate.clients.httpx import AsyncPoolTransport, Retries, header
 from headgate.coordination import AsyncPool
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StoreUnavailable
 
 REDIS = os.environ.get("HEADGATE_EXAMPLE_REDIS", "redis://localhost:6379/0")
 TOKENS = ("token-1", "token-2", "token-3")
@@ -91,7 +91,10 @@ async def main() -> None:
     server = await asyncio.start_server(site.handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     pool = AsyncPool(NAME, store=REDIS, **RULES)
-    await pool.add(*TOKENS)
+    try:
+        await pool.add(*TOKENS)
+    except StoreUnavailable:
+        sys.exit("no Redis answers: start one here, or set HEADGATE_EXAMPLE_REDIS to the URL of yours")
     seconds = WINDOW * ROUNDS + 2.0
 
     def hire() -> subprocess.Popen[bytes]:

@@ -48,6 +48,7 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """Give servers more time than users would: a busy machine is not what tests are about."""
     impatient = request.node.get_closest_marker("impatient")
     monkeypatch.setattr("headgate.redis.address.TIMEOUT", 0.5 if impatient else 10.0)
+    monkeypatch.setattr("headgate.coordination.place.TIMEOUT", 2.0 if impatient else 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Every link in the documentation leads somewhere, and what it shows as output is what comes."""
+"""Every link in the documentation leads somewhere, what it shows as Python runs, and as output comes."""
 
 import re
 import subprocess
@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import Server
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "deploy") for page in (ROOT / folder).glob("*.md"))
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
+
+# What is the reader's own.
+STAND_INS = """
+from types import SimpleNamespace
+row, write, call = {}, lambda row, fence: None, lambda: None
+url, answer = "https://api.example.com/", SimpleNamespace(status_code=200, headers={})
+requests = SimpleNamespace(get=lambda url, headers: answer)
+"""
 
 
 def headings(page: Path) -> set[str]:
@@ -30,6 +41,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_there_are_pages() -> None:
     assert ROOT / "README.md" in PAGES and len(PAGES) > 7
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_shown_as_python_runs(page: Path, redis_server: Server) -> None:
+    """One block after the other, as a reader would type them."""
+    blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_first_result_is_the_one_shown() -> None:

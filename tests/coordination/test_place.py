@@ -266,6 +266,23 @@ def test_what_a_tool_says_of_itself(tool: Any, redis_server: Server) -> None:
     assert str(redis_server.port) in shown and "redis://" in shown and PASSWORD not in shown
 
 
+SAYS = [
+    ("", 2.0),
+    ("?connect_timeout=1", 2.0),
+    ("?retry_on_timeout=1", 2.0),
+    ("?timeout=7", 7.0),
+    ("?db=1&socket_timeout=7", 7.0),
+]
+
+
+@pytest.mark.impatient
+@pytest.mark.parametrize("query, seconds", SAYS)
+def test_a_step_has_two_seconds_unless_the_url_says_how_many(query: str, seconds: float) -> None:
+    """A time to connect says nothing about that."""
+    source = vars(place_of(f"redis://timeout=:1@127.0.0.1:1/0{query}", None))["store"]._source
+    assert source.timeout == seconds
+
+
 @pytest.mark.parametrize("timeout", [1e308, 10**400, float("inf"), -1, float("nan"), "5", True], ids=str)
 def test_bad_timeouts(timeout: Any) -> None:
     for wait in (Lock("x").acquire, Pool("x").acquire, WaitQueue("x").dequeue, partial(WaitQueue("x").wait, "1")):

@@ -361,7 +361,7 @@ def test_a_key_that_is_lost(lost: str, redis_server: Server, clock: ManualClock)
     assert use(pool, cooldown=20) == "a"
     held = [pool.acquire(timeout=0), pool.acquire(timeout=0)]
     for who in ("dead", "waits"):
-        assert pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0] == 0
+        assert pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0] == 0
     redis_server.client().delete(f"pool:{{lost}}{lost}")
     clock.advance(6 if lost != ":alive" else 0)
     assert pool.status().leased == (0 if lost == ":holders" else 2), "who holds one holds it"
@@ -584,7 +584,7 @@ def test_processes_are_served_in_order(redis_server: Server, name: str) -> None:
     held = first.acquire(timeout=0)
 
     def ask(pool: Pool, who: str) -> int:
-        return int(pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0])
+        return int(pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0])
 
     assert ask(first, "dies") == 0
     assert ask(second, "second") == 0
@@ -715,14 +715,14 @@ def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, n
     use(pool, cooldown=1)
     use(pool, cooldown=1)
     for who in ("first", "second"):
-        assert pool._plans.site.step("acquire", who, *pool._plans.rules, 1)[0] == 0
+        assert pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0] == 0
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(f"pool:{{{name}}}")
         heard.get_message(timeout=LONG)
         clock.advance(1)
-        assert pool._plans.site.step("acquire", "first", *pool._plans.rules, 1)[0] == 1
+        assert pool._plans.site.step(pool._plans.leases.step("acquire", "first", 1))[0] == 1
         wait_until(lambda: heard.get_message(timeout=0.1), "it is told")
-        assert pool._plans.site.step("acquire", "second", *pool._plans.rules, 1)[0] == 1
+        assert pool._plans.site.step(pool._plans.leases.step("acquire", "second", 1))[0] == 1
         assert heard.get_message(timeout=0.2) is None, "nobody waits"
     pool.close()
 
@@ -778,7 +778,7 @@ def test_what_is_left_of_who_waited(redis_server: Server) -> None:
     pool = Pool("full", store=redis_server.patient_url, quota="5/minute")
     pool.add("a")
     with pool.acquire():
-        assert pool._plans.site.step("acquire", "waits", *pool._plans.rules, 1)[0] == 0
+        assert pool._plans.site.step(pool._plans.leases.step("acquire", "waits", 1))[0] == 0
         ends = {key: client.pttl(key) for key in redis_server.names() if key.startswith("pool:{full}")}
         for part in (":waiting", ":alive", ":order"):
             assert 0 < ends["pool:{full}" + part] <= 3_600_000, part

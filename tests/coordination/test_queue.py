@@ -264,10 +264,10 @@ def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) ->
 def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: ManualClock) -> None:
     queue = WaitQueue(name, store=url, clock=clock)
     queue.enqueue("a", timeout=1)
-    queue._plans.site.step("enqueue", "call", "a", 60_000_000, 0, 90_000_000, "w")
+    queue._plans.site.step(Step("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
     clock.advance(59)
     assert queue.position("a") == 0
-    queue._plans.site.step("cancel", "other", "a", 60_000_000, 0, 0, "v")
+    queue._plans.site.step(Step("cancel", ("other", "a", 60_000_000, 0, 0, "v")))
     assert queue.position("a") == 0, "of whoever waits for it no longer"
     clock.advance(1)
     assert queue.position("a") is None
@@ -327,7 +327,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
     site = queue._plans.site
 
     def look() -> str:
-        return str(site.step("look", "", "a", 1, 0, 0)[0])
+        return str(site.step(Step("look", ("", "a", 1, 0, 0)))[0])
 
     queue.enqueue("a", timeout=3)
     assert queue.dequeue() == "a" and look() == "served"

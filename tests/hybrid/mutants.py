@@ -59,9 +59,9 @@ MUTANTS = [
     Mutant(
         "an expired lease is refunded",
         "ledger.py",
-        "            self._burn(now)\n        free -= self._overhang()\n\n",
+        "            self._burn(now)\n        free -= self._overhang()\n",
         "            was = self.out\n            self._burn(now)\n            free += (was - self.out) * law.cost\n"
-        "        free -= self._overhang()\n\n",
+        "        free -= self._overhang()\n",
     ),
     Mutant("no sequence check", "ledger.py", "if record and ask.seq <= record.seq:", "if record and ask.seq < 0:"),
     Mutant("the same number twice", "ledger.py", "if record and ask.seq <= record.seq:", "if record and ask.seq < record.seq:"),

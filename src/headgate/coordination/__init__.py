@@ -4,6 +4,16 @@ from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
 
 Each works on ``memory://`` within a process and on Redis between many; each has an Async twin with the same methods,
 awaited. See docs/coordination.md.
+
+lock.py      Lock; holds.py: which thread or task holds it
+breaker.py   CircuitBreaker; inside.py: which calls are inside it; outcome.py: what the end of one says
+pool.py      Pool; leases.py: what it gives out; rules.py: of its members; status.py: how it is; feedback.py: what an
+             HTTP answer says of a member
+queue.py     WaitQueue; crowd.py: those of this process who stand in one
+machines/    what each of them does to its state, in Lua for Redis and in Python for memory (machine.py)
+place.py     where states are: memory.py or redis.py (subscription.py: its wake-ups)
+site.py      one tool at one place: runs what it does, for threads and for asyncio
+renewal.py   keeps what is held; errand.py: does what nobody waits for; both by timers.py
 """
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker

@@ -7,18 +7,26 @@ import inspect
 from headgate.clock import MICROSECONDS, Clock
 
 LONGEST = 366 * 86_400.0  # seconds
+SHORTEST = 0.01
 
 
 def seconds(name: str, value: float) -> float:
     """A number of seconds, more than 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST:
+    if not _is_duration(value) or value == 0:
         raise ValueError(f"{name} must be seconds, more than 0 and at most a year, got {value!r:.80}")
+    return float(value)
+
+
+def held_for(name: str, value: float) -> float:
+    """A number of seconds for which something is held: shorter ones could not be renewed in time."""
+    if seconds(name, value) < SHORTEST:
+        raise ValueError(f"{name} must be at least {SHORTEST} seconds, got {value!r}")
     return float(value)
 
 
 def duration(name: str, value: float) -> float:
     """A number of seconds that may be 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+    if not _is_duration(value):
         raise ValueError(f"{name} must be seconds >= 0 and at most a year, got {value!r:.80}")
     return float(value)
 
@@ -40,8 +48,11 @@ def deadline(clock: Clock, timeout: float | None) -> int | None:
     """When *timeout* seconds from now are over, in the clock's microseconds; None: never."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST:
-        raise ValueError(
-            f"timeout must be seconds >= 0 and at most a year, or None to wait for ever, got {timeout!r:.80}"
-        )
+    if not _is_duration(timeout):
+        forms = "0 does not wait, None waits for ever"
+        raise ValueError(f"timeout must be seconds >= 0 and at most a year ({forms}), got {timeout!r:.80}")
     return clock.now() + round(timeout * MICROSECONDS)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST

@@ -19,7 +19,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, is_async, seconds
@@ -27,10 +27,12 @@ from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.breaker import MACHINE
 from headgate.coordination.outcome import Ignore, Outcomes
-from headgate.coordination.redis import Redis
 from headgate.coordination.site import Plan, Site
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores import Store
+
+if TYPE_CHECKING:
+    from headgate.coordination.redis import Redis
 
 logger = logging.getLogger("headgate")
 
@@ -58,13 +60,17 @@ class Plans:
         on_change: Listener | None,
         clock: Clock | None,
     ) -> None:
-        times = [round(seconds(*each) * MICROSECONDS) for each in (("open_for", open_for), ("lease", lease))]
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1):
             raise ValueError(f"rate must be a share of failures between 0 and 1, such as 0.5, got {rate!r}")
-        share = 0 if rate is None else max(round(rate * 1_000_000), 1)
+        self.lease = round(seconds("lease", lease) * MICROSECONDS)
         self.rules = (
-            *(count("failures", failures), times[0], count("successes", successes), times[1]),
-            *(share, round(seconds("window", window) * MICROSECONDS), count("min_calls", min_calls)),
+            count("failures", failures),
+            round(seconds("open_for", open_for) * MICROSECONDS),
+            count("successes", successes),
+            self.lease,
+            0 if rate is None else max(round(rate * 1_000_000), 1),
+            round(seconds("window", window) * MICROSECONDS),
+            count("min_calls", min_calls),
         )
         self.site = Site(MACHINE, name, store, clock)
         if on_change is not None and (not callable(on_change) or is_async(on_change)):
@@ -79,7 +85,7 @@ class Plans:
         try:
             reply, local = yield from self._ask("admit", id)
         except BaseException:  # cancelled: a probe that nobody will make
-            self.site.insist(Step("report", (id, -1, "ignored", *self.rules)), self.site.clock.now() + self.rules[3])
+            self.site.insist(Step("report", (id, -1, "ignored", *self.rules)), self.site.clock.now() + self.lease)
             raise
         allowed, _, number, _, wait, *_ = reply
         if not allowed:
@@ -120,7 +126,7 @@ class Plans:
             yield from self._ask("report", admission.id, admission.number, outcome)
         except BaseException:
             step = Step("report", (admission.id, admission.number, outcome, *self.rules))
-            self.site.insist(step, self.site.clock.now() + self.rules[3])
+            self.site.insist(step, self.site.clock.now() + self.lease)
             raise
 
     def _ask(self, op: str, id: str, number: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:
@@ -142,8 +148,7 @@ class Plans:
         return reply, local
 
     def _locally(self, op: str, id: str, number: int, outcome: str) -> list[Any]:
-        place = self.site.place
-        assert isinstance(place, Redis)
+        place = cast("Redis", self.site.place)  # memory always answers
         return place.fallback.step(MACHINE, self.site.name, Step(op, (id, number, outcome, *self.rules)))
 
     def _tell(self, was: str, now: str) -> None:
@@ -156,7 +161,7 @@ class Plans:
 
 
 class CircuitBreaker:
-    """A breaker for threads and processes.
+    """A circuit breaker that threads and processes share.
 
     name       what may be sick
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
@@ -166,9 +171,10 @@ class CircuitBreaker:
     lease      seconds that a probe may take before another may be made in its place
     rate       instead of failures in a row: the share of them, such as 0.5, among the calls of the last *window*
                seconds that opens it, once there are *min_calls*
-    ignore     exceptions that count for nothing: types, or a function that says so. Cancellation never counts, nor does
-               what headgate raises itself
+    ignore     exceptions that count for nothing: a type, a tuple of types, or a function that says so. Cancellation
+               never counts, nor does what headgate raises itself
     on_change  called with name, state before and state now, once in the fleet for each change
+    clock      a `headgate.testing.ManualClock`, in tests
     """
 
     def __init__(

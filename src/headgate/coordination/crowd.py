@@ -18,14 +18,13 @@ from headgate.clock import MICROSECONDS
 from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Reply, Step
 from headgate.coordination.place import Place, serves
-from headgate.coordination.site import Site, Turn
+from headgate.coordination.site import RETRY, Site, Turn
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
 ALIVE = 5.0  # seconds without a word after which whoever waits is taken for dead
 BEAT = 2.0  # seconds between two words
 SOON = 0.1  # seconds until the first
-RETRY = 0.1  # seconds between tries while Redis does not answer
 BATCH = 500  # who are spoken for in one step
 
 
@@ -114,16 +113,13 @@ class Crowd:
     def _ask(self, some: list[Standing]) -> Reply:
         alive = round(ALIVE * MICROSECONDS) + self._took
         step = Step("beat", ("", "", alive, 0, alive, "", *(part for each in some for part in (each.id, each.waiter))))
-        site = self._site
-        if not serves(site.place, tasks=False):
-            return self._ask_in_loop(step)
-        return site.place.step(site.machine, site.name, step)
+        return self._site.step(step) if serves(self._site.place, tasks=False) else self._ask_in_loop(step)
 
     def _ask_in_loop(self, step: Step) -> Reply:
-        site, loop = self._site, self._loop
+        loop = self._loop
         if loop is None or not loop.is_running() or loop is running_loop():
             raise StoreUnavailable("the event loop has ended, or would have to wait for itself")
-        asked = asyncio.run_coroutine_threadsafe(site.place.astep(site.machine, site.name, step), loop)
+        asked = asyncio.run_coroutine_threadsafe(self._site.astep(step), loop)
         try:
             return asked.result(ALIVE)
         except (TimeoutError, CancelledError) as error:

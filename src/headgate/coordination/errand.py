@@ -60,7 +60,7 @@ class Errand:
         if not serves(site.place, tasks=False):
             return True  # only an event loop can use it, and that has ended
         try:
-            site.place.step(site.machine, site.name, self._step)
+            site.step(self._step)
         except StoreUnavailable:
             return site.clock.now() >= self._until
         return True
@@ -69,7 +69,7 @@ class Errand:
         site = self._site
         while True:
             try:
-                await site.place.astep(site.machine, site.name, self._step)
+                await site.astep(self._step)
                 return
             except StoreUnavailable:
                 if site.clock.now() >= self._until:

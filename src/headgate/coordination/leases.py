@@ -169,7 +169,7 @@ class Lent:
 
 
 class Leased(Lent):
-    """A member that is ours for a lease. Within ``with`` the lease is renewed; released at the end."""
+    """What `Pool.acquire` gives: `member` is ours for a lease. Within ``with`` it is renewed; released at the end."""
 
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""

@@ -20,28 +20,25 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.holds import Event, Hold, Holds
 from headgate.coordination.loops import running_task
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.lock import MACHINE
 from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
-from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores import Store
 
 DICE = Random()
-RETRY = 0.1  # seconds between tries while Redis does not answer
 
 
 class Plans:
     """What both locks do."""
 
     def __init__(self, name: str, store: str | Store, ttl: float, max_hold: float | None, clock: Clock | None) -> None:
-        self.ttl = seconds("ttl", ttl)
-        if self.ttl < 0.01:
-            raise ValueError(f"ttl must be at least 0.01 seconds, got {ttl!r}")
+        self.ttl = held_for("ttl", ttl)
         self.max_hold = None if max_hold is None else seconds("max_hold", max_hold)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
@@ -159,13 +156,14 @@ class Plans:
 
 
 class Lock:
-    """A lock for threads and processes.
+    """A lock that threads and processes share.
 
     name      what is locked
     store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     ttl       seconds after which a holder that died loses it; renewed every third of that
     timeout   seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
     max_hold  seconds after which it is not renewed any more, whatever the holder does
+    clock     a `headgate.testing.ManualClock`, in tests
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class Lock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=False)
-        deadline(self._plans.clock, timeout)  # says if it is none
+        deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self.name = name
         self._never = threading.Event()
@@ -201,7 +199,7 @@ class Lock:
 
     @property
     def lost(self) -> threading.Event:
-        """Set when our acquisition is lost, before somebody else can have the lock."""
+        """An event that is set when our acquisition is lost, before somebody else can have the lock."""
         hold = self._own()
         return cast(threading.Event, hold.lost) if hold else self._never
 
@@ -268,7 +266,7 @@ class AsyncLock:
     ) -> None:
         self._plans = Plans(name, store, ttl, max_hold, clock)
         self._plans.site.place.check(tasks=True)
-        deadline(self._plans.clock, timeout)  # says if it is none
+        deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self._cancel_when_lost = cancel_when_lost
         self.name = name
@@ -290,7 +288,7 @@ class AsyncLock:
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when our acquisition is lost, before somebody else can have the lock."""
+        """An event that is set when our acquisition is lost, before somebody else can have the lock."""
         hold = self._own()
         return cast(asyncio.Event, hold.lost) if hold else self._never
 

@@ -16,10 +16,6 @@ POLL = 1.0  # seconds after which whoever waits asks again, woken or not
 _SYSTEM_TIMERS = Timers(SYSTEM_CLOCK)
 
 
-def _timers(clock: Clock) -> Timers:
-    return _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
-
-
 class Memory:
     """States in this process: shared by all threads and event loops, gone when it ends."""
 
@@ -28,7 +24,7 @@ class Memory:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.timers = _timers(clock)
+        self.timers = _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
         self.restart()
         self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
 

@@ -17,25 +17,25 @@ class Outcomes:
     """*ignore*: exceptions that count for nothing, as types or a function that says so."""
 
     def __init__(self, name: str, ignore: Ignore) -> None:
-        if not (
-            _is_exception(ignore)
-            if isinstance(ignore, type)
-            else (callable(ignore) and not is_async(ignore))
-            or (isinstance(ignore, tuple) and all(map(_is_exception, ignore)))
-        ):
-            raise ValueError(f"ignore must be types of exceptions, or a function that says so, got {ignore!r:.80}")
         self._name = name
-        self._ignores = ignore if callable(ignore) and not isinstance(ignore, type) else None
-        self._ignored = ignore if isinstance(ignore, type | tuple) else ()
+        self._ignores: Callable[[BaseException], bool]
+        if isinstance(ignore, type | tuple):
+            kinds = ignore if isinstance(ignore, tuple) else (ignore,)
+            fits = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+            self._ignores = lambda error: isinstance(error, kinds)
+        else:
+            fits = callable(ignore) and not is_async(ignore)
+            self._ignores = ignore
+        if not fits:
+            what = "a type of exception, a tuple of such, or a function that says so"
+            raise ValueError(f"ignore must be {what}, got {ignore!r:.80}")
 
     def of(self, error: BaseException | None) -> str:
         """What *error* says: a success if it is None."""
         if error is None:
             return "success"
-        if not blames(error) or isinstance(error, self._ignored):
-            return "ignored"
         try:
-            return "ignored" if self._ignores and self._ignores(error) else "failure"
+            return "ignored" if not blames(error) or self._ignores(error) else "failure"
         except Exception:  # it must not hide the error of the call
             logger.exception("ignore of the circuit breaker %r failed", self._name)
             return "failure"
@@ -48,7 +48,3 @@ def blames(error: BaseException) -> bool:
     was asked.
     """
     return isinstance(error, Exception) and not isinstance(error, HeadgateError)
-
-
-def _is_exception(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseException)

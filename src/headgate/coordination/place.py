@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.memory import Memory
-from headgate.coordination.redis import Redis
 from headgate.coordination.timers import Timers
-from headgate.stores import SCHEMES, Store, open_store
+from headgate.stores import Store, StoreOptions, open_store
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Line
+
+if TYPE_CHECKING:
+    from headgate.stores.redis import RedisStore
 
 TIMEOUT = 2.0  # seconds for a step on Redis, unless the URL says: a lock is worth more patience than a check
 
@@ -33,6 +36,9 @@ class Place(Protocol):
     def check(self, *, tasks: bool) -> None: ...
     def listen(self, channel: str) -> None: ...
     def leave(self, channel: str) -> None: ...
+    def restart(self) -> None:
+        """Begin anew in the child of a fork: who waits there is the parent's."""
+
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
 
@@ -48,9 +54,9 @@ def serves(place: Place, *, tasks: bool) -> bool:
 
 # One place for each store, so that all tools of a process share connections, the subscription and the line. Those by
 # the system's clock are kept; those of a test's clock live as long as their tools, those of a store as long as it.
-_PLACES: weakref.WeakValueDictionary[tuple[str, int], Memory | Redis] = weakref.WeakValueDictionary()
-_KEPT: list[Memory | Redis] = []
-_ALL: weakref.WeakSet[Memory | Redis] = weakref.WeakSet()
+_PLACES: weakref.WeakValueDictionary[tuple[str, int], Place] = weakref.WeakValueDictionary()
+_KEPT: list[Place] = []
+_ALL: weakref.WeakSet[Place] = weakref.WeakSet()
 _MAKING = threading.Lock()
 
 
@@ -59,7 +65,7 @@ def place_of(store: str | Store, clock: Clock | None) -> Place:
     with _MAKING:
         if not isinstance(store, str):
             open_store(store, clock, {})  # refuses what is no store, and a clock beside one
-            place: Memory | Redis | None = getattr(store, "_coordination", None)
+            place: Place | None = getattr(store, "_coordination", None)
             if place is None:
                 place = _make(store, None)
                 _ALL.add(place)
@@ -75,26 +81,18 @@ def place_of(store: str | Store, clock: Clock | None) -> Place:
         return place
 
 
-def _make(store: str | Store, clock: Clock | None) -> Memory | Redis:
-    if isinstance(store, MemoryStore):
-        return Memory(store.clock or SYSTEM_CLOCK)
-    if store == "memory://":
-        return Memory(clock or SYSTEM_CLOCK)
-    if isinstance(store, str) and store.startswith(SCHEMES[1:]):
-        from headgate.stores.redis import RedisStore  # which says what to install
+def _make(store: str | Store, clock: Clock | None) -> Place:
+    options: StoreOptions = {}
+    if isinstance(store, str) and not re.search(r"[?&](socket_)?timeout=", store):
+        options = {"timeout": TIMEOUT}
+    opened, owned = open_store(store, clock, options)
+    if isinstance(opened, MemoryStore):
+        return Memory(opened.clock or SYSTEM_CLOCK)
+    if not hasattr(opened, "threads"):
+        raise TypeError(f"coordination needs a MemoryStore or a RedisStore, got {type(opened).__name__}")
+    from headgate.coordination.redis import Redis  # not before there is one: memory needs no redis-py
 
-        return Redis(RedisStore(store, timeout=_timeout(store), clock=clock))
-    if isinstance(store, str):
-        open_store(store, clock, {})  # says what would be right
-    if not hasattr(store, "threads"):
-        raise TypeError(f"coordination needs a MemoryStore or a RedisStore, got {type(store).__name__}")
-    return Redis(store, owned=False)
-
-
-def _timeout(url: str) -> float | None:
-    from headgate.redis import address
-
-    return None if "timeout=" in url else max(TIMEOUT, address.TIMEOUT)
+    return Redis(cast("RedisStore", opened), owned)
 
 
 def _after_fork() -> None:

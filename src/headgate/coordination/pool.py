@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Any, TypedDict, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import deadline, seconds
+from headgate.coordination.arguments import deadline, held_for
 from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
 from headgate.coordination.machines.pool import MACHINE
 from headgate.coordination.rules import Quotas, rules
-from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
 from headgate.coordination.status import REASONS, PoolStatus, status
 from headgate.errors import PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
@@ -32,8 +32,6 @@ from headgate.stores import Store
 T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
-SHORTEST = 0.01  # seconds that a lease may be: renewed in time by nobody if it were shorter
-RETRY = 0.1  # seconds between tries while Redis does not answer
 MANY = 100  # members; to look at more takes Redis a while
 RECENT = 1 * MICROSECONDS  # how long what was seen of so many will do to say why there is nothing
 
@@ -69,13 +67,12 @@ class Plans:
         successes: int | None,
         clock: Clock | None,
     ) -> None:
-        if seconds("lease", lease) < SHORTEST:
-            raise ValueError(f"lease must be at least {SHORTEST} seconds, got {lease!r}")
+        lease = held_for("lease", lease)
         given = rules(slots, quota, failures, open_for, successes)
-        self.rules = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
         self.site = Site(MACHINE, name, store, clock)
         self.clock = self.site.clock
-        self.leases = Leases(self.site, float(lease), self.rules)
+        common = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
+        self.leases = Leases(self.site, lease, common)
         self._seen: tuple[PoolStatus, int] | None = None  # of many members, and when
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
@@ -137,7 +134,7 @@ class Plans:
 
 
 class Pool:
-    """A pool for threads and processes.
+    """A pool of tokens, User-Agents or the like that threads and processes share.
 
     name       what is shared
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
@@ -147,6 +144,7 @@ class Pool:
     failures   in a row that open a member's breaker; None: it has none
     open_for   seconds that the breaker keeps it out (600)
     successes  that close it again (3)
+    clock      a `headgate.testing.ManualClock`, in tests
 
     The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
     for all members. Who gives none changes none: an operator's script may add members without knowing them. Who gives
@@ -182,7 +180,7 @@ class Pool:
         self._run(lambda _: self._plans.retire(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
-        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
         return Leased(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
 
     def status(self) -> PoolStatus:
@@ -263,7 +261,7 @@ class AsyncPool:
         await self._run(lambda _: self._plans.retire(members))
 
     def acquire(self, timeout: float | None = None) -> Acquiring:
-        """The member that was used longest ago; waits for one up to *timeout* seconds, then raises `PoolExhausted`."""
+        """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
         return Acquiring(self._acquire(timeout))
 
     async def status(self) -> PoolStatus:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.crowd import ALIVE, RETRY, standing
+from headgate.coordination.crowd import ALIVE, standing
 from headgate.coordination.machine import Step
 from headgate.coordination.machines.queue import KEPT, MACHINE
-from headgate.coordination.site import Plan, Site, Turn, shorter
+from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores import Store
@@ -158,12 +158,13 @@ class Plans:
 
 
 class WaitQueue:
-    """A queue for threads and processes.
+    """A line that threads and processes share: first in, first out.
 
     name        what is waited for
     store       a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     timeout     seconds after which whoever was not served is out
     max_length  how many may wait; one more is `QueueFull`. None: any number
+    clock       a `headgate.testing.ManualClock`, in tests
     """
 
     def __init__(
@@ -183,7 +184,10 @@ class WaitQueue:
         return f"<WaitQueue {self._plans.site!r}>"
 
     def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds; how many are before it. One that is in line keeps its place."""
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many are before it.
+
+        One that is in line keeps its place.
+        """
         return self._run(lambda _: self._plans.enqueue(id, timeout))
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
@@ -191,9 +195,9 @@ class WaitQueue:
         return self._run(lambda turn: self._plans.dequeue(turn, timeout))
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled.
+        """Stand in line until somebody takes *id* out, for *timeout* seconds (None: the queue's); whether it was.
 
-        Somebody else who waits with the same id takes over the place; then this is False, too.
+        False also if it was cancelled, or somebody else who waits with the same id took over the place.
         """
         return self._plans.site.run(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
 
@@ -241,7 +245,10 @@ class AsyncWaitQueue:
         return f"<AsyncWaitQueue {self._plans.site!r}>"
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds; how many are before it. One that is in line keeps its place."""
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many are before it.
+
+        One that is in line keeps its place.
+        """
         return await self._run(lambda _: self._plans.enqueue(id, timeout))
 
     async def dequeue(self, timeout: float | None = 0.0) -> str | None:
@@ -249,9 +256,9 @@ class AsyncWaitQueue:
         return await self._run(lambda turn: self._plans.dequeue(turn, timeout))
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out; False if the time is over before, or it was cancelled.
+        """Stand in line until somebody takes *id* out, for *timeout* seconds (None: the queue's); whether it was.
 
-        Somebody else who waits with the same id takes over the place; then this is False, too.
+        False also if it was cancelled, or somebody else who waits with the same id took over the place.
         """
         return await self._plans.site.arun(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
 

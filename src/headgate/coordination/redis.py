@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from functools import cache
 from typing import Any
+
+from redis import ConnectionPool
+from redis.asyncio import ConnectionPool as AsyncConnectionPool
+from redis.exceptions import RedisError, ResponseError
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import LUA_START, Machine, Reply, Step, about, wake
 from headgate.coordination.memory import POLL, Memory
+from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
+from headgate.redis.address import Target
+from headgate.redis.lua import Eval, Lua
+from headgate.stores.redis import RedisStore
 from headgate.waiting import Line
 
 POLL_UNHEARD = 0.05  # seconds after which whoever waits asks again where there is nobody to wake it
@@ -20,9 +29,7 @@ POLL_UNHEARD = 0.05  # seconds after which whoever waits asks again where there 
 class Redis:
     """States in a Redis."""
 
-    def __init__(self, store: Any, owned: bool = True) -> None:
-        from headgate.redis.address import Target
-
+    def __init__(self, store: RedisStore, owned: bool = True) -> None:
         self.store = store
         self._owned = owned
         self.clock: Clock = store.clock or SYSTEM_CLOCK
@@ -36,9 +43,6 @@ class Redis:
 
     def check(self, *, tasks: bool) -> None:
         """A client of redis-py that was handed in serves threads or tasks, not both."""
-        from redis import ConnectionPool
-        from redis.asyncio import ConnectionPool as AsyncConnectionPool
-
         if not tasks and isinstance(self.store._source, AsyncConnectionPool):
             raise TypeError("the store was given a redis.asyncio.Redis: use it with the Async tools, or give it a URL")
         if tasks and isinstance(self.store._source, ConnectionPool):
@@ -47,12 +51,10 @@ class Redis:
     def restart(self) -> None:
         self.fallback.restart()
         self.line = Line()
-        self._subscription: Any = None
+        self._subscription: Subscription | None = None
         self._lock = threading.Lock()
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply:
-        from redis.exceptions import RedisError
-
         script, call = self._call(machine, name, step)
         try:
             reply = _plain(self.store.threads().ask(script, call))
@@ -62,8 +64,6 @@ class Redis:
         return reply
 
     async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
-        from redis.exceptions import RedisError
-
         script, call = self._call(machine, name, step)
         if (loop := asyncio.get_running_loop()) not in self._guards:
             await self._guard(loop)
@@ -78,8 +78,6 @@ class Redis:
         if self._target:
             with self._lock:
                 if self._subscription is None:
-                    from headgate.coordination.subscription import Subscription
-
                     self._subscription = Subscription(self._target, self._heard, self.line.wake_all)
             self._subscription.listen(channel)
 
@@ -102,13 +100,16 @@ class Redis:
     def _heard(self, channel: str, who: str) -> None:
         self.line.wake(about(channel, who))
 
-    def _call(self, machine: Machine, name: str, step: Step) -> Any:
+    def _call(self, machine: Machine, name: str, step: Step) -> tuple[Lua, Eval]:
         script = _script(machine)
         now = self.store.clock.now() if self.store.clock else ""
         return script, script.with_keys(machine.keys(name), step.op, now, *step.arguments)
 
     async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close this loop's connections when it ends: nobody has to remember it."""
+        """Close this loop's connections when it ends: nobody has to remember it.
+
+        By itself a store closes those that are idle then; on another a step may be giving something back.
+        """
         for closed in [other for other in self._guards if other.is_closed()]:
             del self._guards[closed]
         guard = self._guards[loop] = self._until_the_end()
@@ -121,17 +122,9 @@ class Redis:
             await self.store.aclose()
 
 
-_SCRIPTS: dict[int, Any] = {}
-
-
-def _script(machine: Machine) -> Any:
-    """The machine's Lua, to be called; made late, since memory needs no Redis client."""
-    script = _SCRIPTS.get(id(machine))
-    if script is None:
-        from headgate.redis.lua import Lua
-
-        script = _SCRIPTS[id(machine)] = Lua(LUA_START + machine.lua, repeatable=True)
-    return script
+@cache
+def _script(machine: Machine) -> Lua:
+    return Lua(LUA_START + machine.lua, repeatable=True)
 
 
 def _plain(reply: Any) -> Reply:
@@ -139,7 +132,5 @@ def _plain(reply: Any) -> Reply:
 
 
 def _unavailable(name: str, error: Exception) -> StoreUnavailable:
-    from redis.exceptions import ResponseError
-
     what = "refused" if isinstance(error, ResponseError) else "did not answer"
     return StoreUnavailable(f"{name!r}: Redis {what}: {error}")

@@ -19,7 +19,9 @@ from headgate.coordination.place import place_of
 from headgate.keys import check_key
 from headgate.plan import arun, run
 from headgate.stores import Store
-from headgate.waiting import Place as Standing
+from headgate.waiting import Place as Spot  # our own places are where states are
+
+RETRY = 0.1  # seconds between tries while Redis does not answer
 
 R = TypeVar("R")
 
@@ -48,18 +50,18 @@ class Turn:
         self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
     ) -> None:
         self._site = site
-        self._standing = Standing(about(site.channel, who), wake, runs)
+        self._spot = Spot(about(site.channel, who), wake, runs)
 
     def __enter__(self) -> Turn:
         self._joined = True
-        self._site.place.line.join(self._standing)
+        self._site.place.line.join(self._spot)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
             self._listens = False
             self._site.place.leave(self._site.channel)
-        self._site.place.line.leave(self._standing)
+        self._site.place.line.leave(self._spot)
         self._joined = False
 
     def __del__(self) -> None:
@@ -69,15 +71,15 @@ class Turn:
 
     def wake(self) -> None:
         """Let the caller look around."""
-        self._standing.wake()
+        self._spot.wake()
 
     def runs(self) -> bool:
         """Whether the caller can act: one in an event loop that stands still cannot."""
-        return self._standing.runs is None or self._standing.runs()
+        return self._spot.runs is None or self._spot.runs()
 
     @property
     def first(self) -> bool:
-        return self._site.place.line.is_first(self._standing)
+        return self._site.place.line.is_first(self._spot)
 
     def listen(self) -> None:
         """Be woken by other processes, too."""
@@ -100,9 +102,11 @@ class Site:
     def __repr__(self) -> str:
         return f"{self.name!r} at {self.place.shown}"
 
-    def step(self, op: str, *arguments: str | int) -> Reply:
-        """One operation, for threads."""
-        return self.place.step(self.machine, self.name, Step(op, arguments))
+    def step(self, step: Step) -> Reply:
+        return self.place.step(self.machine, self.name, step)
+
+    async def astep(self, step: Step) -> Reply:
+        return await self.place.astep(self.machine, self.name, step)
 
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
@@ -111,7 +115,7 @@ class Site:
         def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):
                 wake.clear()  # what happens from here on is news
-                return self.place.step(self.machine, self.name, request)
+                return self.step(request)
             self.clock.wait(wake, request.seconds)
             wake.clear()  # whoever was woken looks around next, so nothing is missed
             return None
@@ -125,7 +129,7 @@ class Site:
         async def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):
                 wake.clear()
-                return await self.place.astep(self.machine, self.name, request)
+                return await self.astep(request)
             await self.clock.wait_async(wake, request.seconds)
             wake.clear()
             return None

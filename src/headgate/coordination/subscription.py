@@ -151,16 +151,15 @@ class Subscription:
 
     def _connect(self) -> Any:
         """A connection to any server that hears every message."""
-        where = topology(self._target)
-        if self._target.kind != "sentinel":
-            problem: Exception = OSError("no server is known")
-            for address in self._target.hosts:  # in a Cluster every node hears what is published at any
-                try:
-                    return self._connection_to(address)
-                except (RedisError, OSError) as error:
-                    problem = error
-            raise problem
-        return self._connection_to(run(where.discover(0), self._answer))
+        if self._target.kind == "sentinel":
+            return self._connection_to(run(topology(self._target).discover(0), self._answer))
+        problem: Exception = OSError("no server is known")
+        for address in self._target.hosts:  # in a Cluster every node hears what is published at any
+            try:
+                return self._connection_to(address)
+            except (RedisError, OSError) as error:
+                problem = error
+        raise problem
 
     def _connection_to(self, address: Address) -> Any:
         options = self._target.connection_options(address)

@@ -57,10 +57,10 @@ class Timers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_hand: Callable[[float, Callable[[], object]], object] | None = getattr(clock, "call_later", None)
-        self._start()
+        self.restart()
         _ALL.add(self)
 
-    def _start(self) -> None:
+    def restart(self) -> None:
         # A garbage collection may call us while we hold it. It is taken as it is, and not through the condition, whose
         # way in is Python: a signal there would leave it held for ever.
         self._lock = threading.RLock()
@@ -143,7 +143,7 @@ class Timers:
 
 def _after_fork() -> None:
     for timers in _ALL:
-        timers._start()  # the parent renews what the parent holds
+        timers.restart()  # the parent renews what the parent holds
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,13 +1,15 @@
 """Hybrid: decisions as fast as in memory, one limit for all processes, and never one too many.
 
-protocol.py      what processes and Redis say to each other
-ledger.py        Redis's side, in Python; script.py: the same in Lua
-lease.py         a process's side of one key
+limiter.py       HybridLimiter, AsyncHybridLimiter; stats.py: what their stats() gives
+gates.py         one limiter's rule, for threads and for event loops
 table.py         the way in for callers; outage.py: what they hear while Redis is away
-member.py        a limiter's part in a node, and what its callers want; errand.py: those who wait, and what travels
-node.py          what to tell Redis next (wheel.py: whom to look at when; farewells.py, backend.py: whether it answers)
-synchroniser.py  how that is told; drivers.py: by a thread, or a task of an event loop (bell.py)
-gates.py         one rule for threads, and for event loops; limiter.py: HybridLimiter, AsyncHybridLimiter
+member.py        a limiter's part in a node, and what callers want who have to wait; errand.py: who waits, what travels
+node.py          what to tell Redis next; wheel.py: whom to look at when; farewells.py: who is on the way out;
+                 backend.py: whether Redis answers
+synchroniser.py  how that is told; drivers.py: by a thread, or by a task of an event loop
+protocol.py      what processes and Redis say to each other
+lease.py         a process's side of one key
+ledger.py        Redis's side of it, in Python; script.py: the same in Lua
 simulate.py      a fleet in one process, on a clock of its own (scenario.py, naive.py, plot.py)
 """
 

@@ -31,10 +31,11 @@ class ThreadSynchroniser(Synchroniser):
 
     def __init__(self, store: RedisStore) -> None:
         super().__init__(store)
-        self._start()
+        self._prepare()
         _THREADS.add(self)
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
+        """Have no thread yet."""
         self.wake = Bell()
         self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
@@ -43,7 +44,7 @@ class ThreadSynchroniser(Synchroniser):
 
     def renew(self) -> None:
         super().renew()
-        self._start()
+        self._prepare()
 
     def nudge(self) -> None:
         self.wake.set()
@@ -179,9 +180,8 @@ class LoopSynchroniser(Synchroniser):
                 lease.flight = lease.refund = 0
             lease.ill = 0
         while monotonic() < until and self.node.leaving:
-            self.node.backend.retry_at = self.node.last_trip = (
-                0  # at once, whatever became of a trip that ended with the loop
-            )
+            # at once, whatever became of a trip that ended with the loop
+            self.node.backend.retry_at = self.node.last_trip = 0
             errands = self.gather()
             if not errands:
                 return

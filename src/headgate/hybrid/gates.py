@@ -17,7 +17,7 @@ from headgate.hybrid.member import Member
 from headgate.hybrid.protocol import STYLES, law_of
 from headgate.hybrid.synchroniser import Synchroniser
 from headgate.keys import check_key, digest, hash_tag, label
-from headgate.rule import Rule, check_permits, check_policy
+from headgate.rule import Rule, check_permits
 from headgate.stores import Health, StoreHealth
 from headgate.stores.redis import RedisStore
 
@@ -45,16 +45,14 @@ class HybridStore:
         return repr(self.redis)
 
     def open(self, rule: Rule, on_store_error: str = "local") -> HybridGate:
-        law_of(rule)
-        check_policy(on_store_error)
+        law_of(rule)  # refuses what leases cannot serve
         self.redis.open(rule)  # refuses a client of the other kind
         gate = HybridGate(self, rule, on_store_error)
         self.gates.append(gate)
         return gate
 
     def open_async(self, rule: Rule, on_store_error: str = "local") -> AsyncHybridGates:
-        law_of(rule)
-        check_policy(on_store_error)
+        law_of(rule)  # refuses what leases cannot serve
         self.redis.open_async(rule)
         return AsyncHybridGates(self, rule, on_store_error)
 

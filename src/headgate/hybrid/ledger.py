@@ -75,17 +75,23 @@ class Ledger:
         self.nodes: dict[str, Record] = {}
 
     def sync(self, time: int, law: Law, style: Style, ask: Ask) -> Reply:
-        """Answer *ask* at *time* of the server's clock."""
-        if ask.op == "peek":
-            return deepcopy(self)._look(time, law, ask)
+        """Answer *ask* at *time* of the server's clock; to peek changes nothing."""
+        ledger = deepcopy(self) if ask.op == "peek" else self
+        return ledger._sync(time, law, style, ask)
+
+    def _sync(self, time: int, law: Law, style: Style, ask: Ask) -> Reply:
         now = self._open(time, law)
         free, ceiling = self._load(now)  # refill first: what was leased until now left no room for it
         loaded = free
         if now >= self.exp:
             self._burn(now)
         free -= self._overhang()
-
+        ends = law.period - now % law.period if law.period else 0
         record = self.nodes.get(ask.node)
+        if ask.op == "peek":
+            own, many = record.out if record else 0, len(self.nodes)
+            return Reply(OK, 0, 0, own, free, free, self.out - own, many, 0, 0, ends, 0, self.current, self.previous)
+
         if record and ask.seq <= record.seq:
             self._save(now, loaded, free)
             return Reply(STALE)
@@ -158,7 +164,6 @@ class Ledger:
             self.demand -= record.demand
             del self.nodes[ask.node]
         self._save(now, loaded, free)
-        ends = law.period - now % law.period if law.period else 0
         return Reply(
             OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, int(busy),
             self.current, self.previous,
@@ -227,18 +232,6 @@ class Ledger:
         law = self.law
         assert law
         return max(self.out - self.current, 0) * law.cost if law.period else 0
-
-    def _look(self, time: int, law: Law, ask: Ask) -> Reply:
-        now = self._open(time, law)
-        free, _ = self._load(now)
-        if now >= self.exp:
-            self._burn(now)
-        free -= self._overhang()
-        record = self.nodes.get(ask.node)
-        own = record.out if record else 0
-        ends = law.period - now % law.period if law.period else 0
-        others, many = self.out - own, len(self.nodes)
-        return Reply(OK, 0, 0, own, free, free, others, many, 0, 0, ends, 0, self.current, self.previous)
 
     def _lease(
         self, law: Law, style: Style, ask: Ask, held: int, free: int, many: int, refused: int

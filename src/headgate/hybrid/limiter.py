@@ -4,14 +4,13 @@
     if limiter.try_acquire("tenant:42"):
         ...
 
-The first decision about a key waits for one round trip; then a lease is held, and decisions are local. They have the
-methods of `Limiter` and `AsyncLimiter`, and `stats()`.
+The first decision about a key waits for one round trip; then a lease is held, and decisions are local.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from headgate.clock import Clock
 from headgate.hybrid.gates import HybridGate, HybridStore
@@ -31,11 +30,15 @@ Cold = Literal["wait", "optimistic"]
 class HybridLimiter(Limiter):
     """`Limiter` on Redis without a round trip for each decision, and still never one too many.
 
+    It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where
+    what is on lease here does not suffice; `close` gives that back.
+
     quota           one quota, as for `Limiter`
     store           the URL of a Redis, or a `RedisStore`; limiters that are given the same one share its trips
     algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
     name            tells limiters on one store apart
-    accuracy        high, medium or low: fewer trips against what a burst may find out on leases. None over-admits
+    accuracy        high, medium or low: the lower, the fewer trips, and the more of the limit may be on lease elsewhere
+                    when a burst comes here. Never one too many
     cold            wait: the first decision about a key waits for Redis. optimistic: it is granted at once and charged
                     afterwards, so each process may grant one call too many to a key that it has not seen for a while
     on_store_error  what to answer when a lease is used up and Redis cannot be asked: local (a share of the rate by the
@@ -74,7 +77,7 @@ class HybridLimiter(Limiter):
 class AsyncHybridLimiter(AsyncLimiter):
     """`HybridLimiter` for asyncio: the same arguments, the same methods, awaited. An event loop has its own leases."""
 
-    store: Any
+    store: HybridStore
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""A limiter's part in a node: its law, its leases, its policy, its figures. And what callers want who are not served
-from a lease.
-"""
+"""A limiter's part in a node, and what callers want who are not served from a lease."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ from headgate.hybrid.protocol import Law, Reply, Style, law_of, soonest
 from headgate.hybrid.table import Table
 from headgate.rule import Rule
 
-RECALL = 1_000_000  # microseconds after which to ask again for what others hold
-
 if TYPE_CHECKING:
     from headgate.hybrid.node import Node
 
+RECALL = 1_000_000  # microseconds after which to ask again for what others hold
+
 
 class Member:
-    """One limiter's part in a node: its law, its leases, its policy, its figures."""
+    """One limiter: its law, its leases, its policy, its figures."""
 
     def __init__(
         self,

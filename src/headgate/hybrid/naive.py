@@ -10,7 +10,7 @@ from headgate.quota import Quota
 
 
 def naive(scenario: Scenario, interval: float, extrapolate: bool = False) -> Outcome:
-    """The same with a full bucket on each node and a look at the others every *interval* seconds.
+    """Run *scenario* with a full bucket on each node and a look at the others every *interval* seconds.
 
     A node admits what its own bucket has and what was left in all, when it last looked, minus its own use since;
     *extrapolate* adds what has refilled since. Reports are sent and answered without delay or loss, to be kind; a

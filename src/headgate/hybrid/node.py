@@ -236,7 +236,7 @@ class Node:
             waiters = queued[:many]
             if many < len(queued):
                 self.waiting[lease] = queued[many:]
-            op = {"take": "sync", "peek": "peek", "reset": "reset"}[wish]
+            op = "sync" if wish == "take" else wish
         if op == "peek":
             return Errand(lease, Ask("peek", member.id, 0, 0, 0, 0, 0, 0, 0, (), 0, 0, 0, TICK), waiters)
         self.seq += 1

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from headgate.algorithms.bucket import Bucket
 from headgate.algorithms.fixed_window import FixedWindow
 from headgate.algorithms.sliding_window_counter import SlidingWindowCounter
+from headgate.clock import MICROSECONDS
 from headgate.rule import Rule
 
 OK, STALE, VOID, ERROR = 0, 1, 2, 3  # the status of a reply
-
-SECOND = 1_000_000
 
 WIDE = 4  # a process may take this many times its share of what is free: demand moves faster than reports
 FULL = 0.8  # above this part of its capacity a bucket counts as full, and what is spent but not reported costs refill
@@ -54,7 +53,7 @@ def law_of(rule: Rule) -> Law:
             "checks several at once"
         )
     quota, algorithm = rule.quotas[0], rule.algorithm
-    speed = min(-(-quota.limit * 1000 * SECOND // quota.period_us), 10**12)
+    speed = min(-(-quota.limit * 1000 * MICROSECONDS // quota.period_us), 10**12)
     if isinstance(algorithm, Bucket) and rule.kind != "leaky_bucket":
         return Law("bucket", algorithm.limit, algorithm.cost, algorithm.rate, 0, 0, speed)
     if isinstance(algorithm, FixedWindow):
@@ -62,7 +61,7 @@ def law_of(rule: Rule) -> Law:
     if isinstance(algorithm, SlidingWindowCounter):
         return Law("counter", algorithm.limit, algorithm.steps, 0, algorithm.period, algorithm.step, speed)
     instead = {
-        "leaky_bucket": "it spaces calls in time, which a lease cannot do; token_bucket says yes and no alike",
+        "leaky_bucket": "it spaces calls in time, which a lease cannot do; token_bucket admits the same calls",
         "sliding_window": "every call has a time of its own there; sliding_window_counter comes close",
     }[rule.kind]
     raise ValueError(f"HybridLimiter does not serve {rule.kind}: {instead}, and Limiter serves {rule.kind} exactly")
@@ -78,9 +77,9 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "high": Style(500, 250, 125, 2 * SECOND),
-    "medium": Style(600, 400, 250, 5 * SECOND),
-    "low": Style(800, 600, 500, 30 * SECOND),
+    "high": Style(500, 250, 125, 2 * MICROSECONDS),
+    "medium": Style(600, 400, 250, 5 * MICROSECONDS),
+    "low": Style(800, 600, 500, 30 * MICROSECONDS),
 }
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.hybrid.lease import Lease
 from headgate.hybrid.member import Member
-from headgate.hybrid.node import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +39,12 @@ def _without_waiting(member: Member) -> int:
     return member.spent + member.denied + member.outage.asked + member.table.refunded // member.law.cost
 
 
-def _leaving(nodes: Iterable[Node]) -> list[tuple[tuple[Member, str], Lease]]:
-    """Leases in no table any more, of which Redis has not been told yet."""
-    return [item for node in nodes for item in list(node.leaving.items())]
-
-
 def stats_of(members: Sequence[Member]) -> Stats:
     """The figures of *members*, added up."""
     nodes = {member.node for member in members}
     leases = [(lease, member.law.cost) for member in members for lease in list(member.table.leases.values())]
-    gone = [(lease, member.law.cost) for (member, _), lease in _leaving(nodes) if member in members]
+    leaving = [item for node in nodes for item in list(node.leaving.items())]  # in no table, but not told of yet
+    gone = [(lease, member.law.cost) for (member, _), lease in leaving if member in members]
     fresh = sum((lease.mark - lease.balance + lease.denied) // cost for lease, cost in leases + gone)
     return Stats(
         local=sum(_without_waiting(member) for member in members) + fresh,

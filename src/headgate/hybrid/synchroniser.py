@@ -68,8 +68,7 @@ class Synchroniser:
         """One call, or one for each slot where keys lie at different servers."""
         groups = [list(errands)] if errands else []
         if self._sliced:
-            slot = lambda errand: script.SYNC.slot(errand.member.redis_key(errand.lease.key))  # noqa: E731
-            groups = [list(group) for _, group in groupby(sorted(errands, key=slot), slot)]
+            groups = [list(group) for _, group in groupby(sorted(errands, key=_slot), _slot)]
         now = self.store.clock.now() if self.store.clock else None
         found = []
         for group in groups:
@@ -119,6 +118,11 @@ class Synchroniser:
 
     async def _travel(self, errands: Sequence[Errand], call: Eval) -> None:
         self.deliver(errands, await self.store.loop().ask(script.SYNC, call))
+
+
+def _slot(errand: Errand) -> int:
+    """Where its key lies in a Cluster."""
+    return script.SYNC.slot(errand.member.redis_key(errand.lease.key))
 
 
 def asleep() -> int:
