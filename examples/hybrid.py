@@ -22,7 +22,7 @@ with (
             calls += 1
             admitted += process.try_acquire("tenant:42").allowed
     most = 1000 + 1000 * (time.monotonic() - start)
-    print(f"{calls:,} calls, {admitted:,} admitted; one exact bucket would have admitted {most:,.0f}")
+    print(f"{calls:,} calls, {admitted:,} admitted of {most:,.0f} at most: what came in just now is leased next")
     assert admitted <= most, "never one too many"
 
     stats = one.stats()
