@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from time import monotonic, sleep
+import time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from headgate.coordination.loops import running_loop
@@ -96,7 +97,7 @@ class Errand:
 def _at_exit() -> None:
     until = monotonic() + AT_EXIT
     while _UNDER_WAY and monotonic() < until:
-        sleep(0.005)  # the threads that do it run on until we return
+        time.sleep(0.005)  # the threads that do it run on until we return
 
 
 atexit.register(_at_exit)

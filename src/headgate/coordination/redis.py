@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, NoReturn
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import LUA_START, Machine, Reply, Step, about, wake
 from headgate.coordination.memory import POLL, Memory
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
+from headgate.stores import NO_PICKLE
 from headgate.waiting import Line
 
 POLL_UNHEARD = 0.05  # seconds after which whoever waits asks again where there is nobody to wake it
@@ -49,6 +50,9 @@ class Redis:
         self.line = Line()
         self._subscription: Any = None
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply:
         from redis.exceptions import RedisError

@@ -7,16 +7,20 @@ import atexit
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from time import monotonic, sleep
+from time import monotonic
+from typing import Any
 
 from headgate.bell import Bell
 from headgate.hybrid import script
 from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
+from headgate.plan import arun, run
+from headgate.redis.lua import Eval
 from headgate.stores.redis import RedisStore
 
 FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
@@ -38,6 +42,7 @@ class ThreadSynchroniser(Synchroniser):
         self.wake = Bell()
         self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
+        self.unable: RuntimeError | None = None  # why there is no thread, though somebody wants one
         self._nudging: set[int] = set()  # threads that start the thread: a handler there cannot wait for it
         self._wake_loop: Callable[[], object] | None = None
 
@@ -59,7 +64,11 @@ class ThreadSynchroniser(Synchroniser):
             with self._starting:
                 if self._thread is None or not self._thread.is_alive():  # a signal may have interrupted its start
                     self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
-                    self._thread.start()
+                    try:
+                        self._thread.start()
+                        self.unable = None
+                    except RuntimeError as error:  # no more threads here, or the process ends; the next call tries again
+                        self._thread, self.unable = None, error
         finally:
             self._nudging.discard(own)
 
@@ -69,9 +78,9 @@ class ThreadSynchroniser(Synchroniser):
     def settle(self, member: Member, timeout: float) -> None:
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
         until = monotonic() + timeout
-        while member.unsettled() and monotonic() < until:
+        while member.unsettled() and not self.unable and monotonic() < until:
             self.nudge()
-            sleep(0.001)
+            time.sleep(0.001)  # looked up now: gevent may have put its own there
 
     def _run(self) -> None:
         _promise_farewell()
@@ -127,7 +136,7 @@ class ThreadSynchroniser(Synchroniser):
         with self._starting:
             if not self.wake.is_set() or self._thread is not None:
                 return True
-            self._thread = own
+            self._thread, self.unable = own, None
             return False
 
     def _trip(self, errands: Sequence[Errand]) -> None:
@@ -149,6 +158,9 @@ class LoopSynchroniser(Synchroniser):
         self.wake = asyncio.Event()
         self._nudged = False  # `wake` is set when a pause is over, too
         self._task: asyncio.Task[None] | None = None
+        self._end = _until_the_end(weakref.ref(self))
+        with suppress(StopIteration):
+            self._end.asend(None).send(None)  # to its yield; an event loop that ends closes generators that have begun
         _LOOPS.add(self)
 
     def nudge(self) -> None:
@@ -171,7 +183,22 @@ class LoopSynchroniser(Synchroniser):
                     await asyncio.sleep(0.001)
 
     def leave(self, until: float) -> None:
-        """Give everything back without the event loop, which is closed; no trip begins after *until*."""
+        """Give everything back without the event loop, which is closed; *until* then."""
+        ask = self.store.threads().ask
+        run(self._farewells(until), lambda call: ask(script.SYNC, call, max(until - monotonic(), 0.001)))
+
+    async def aleave(self, until: float) -> None:
+        """Give everything back in the last moments of the event loop, which has ended its tasks."""
+        link = self.store._loops.get(self.loop)
+        if link is None:  # closed: a new one now would be nobody's to close
+            return
+        plan = self._farewells(until)
+        with suppress(*FAILURES):
+            await arun(plan, lambda call: link.ask(script.SYNC, call, max(until - monotonic(), 0.001)))
+        for connections in link.connections():  # the loop's end may have closed them before these
+            await connections.drop()
+
+    def _farewells(self, until: float) -> Generator[Eval, Any, None]:
         for member in list(self.node.everybody):
             member.dismiss()
         for lease in self.node.leaving.values():
@@ -179,14 +206,13 @@ class LoopSynchroniser(Synchroniser):
                 lease.flight = lease.refund = 0
             lease.ill = 0
         while monotonic() < until and self.node.leaving:
-            self.node.backend.retry_at = self.node.last_trip = (
-                0  # at once, whatever became of a trip that ended with the loop
-            )
+            # at once, whatever became of a trip that ended with the loop
+            self.node.backend.retry_at = self.node.last_trip = 0
             errands = self.gather()
             if not errands:
                 return
             for group, call in self.calls(errands):
-                self.deliver(group, self.store.threads().ask(script.SYNC, call))
+                self.deliver(group, (yield call))
 
     async def stop(self) -> None:
         """End the task; what is under way is given up. Who comes meanwhile starts another."""
@@ -194,6 +220,16 @@ class LoopSynchroniser(Synchroniser):
         if task:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def _until_the_end(driver: weakref.ref[LoopSynchroniser]) -> AsyncGenerator[None, None]:
+    """Give back what is held when the event loop ends, for those who do not call `aclose`."""
+    try:
+        yield
+    finally:
+        alive = driver()
+        if alive is not None:
+            await alive.aleave(monotonic() + FAREWELL)
 
 
 def _after_fork() -> None:
@@ -210,9 +246,8 @@ def _farewell() -> None:
     for _, member in leaving:
         member.dismiss()
     until = monotonic() + FAREWELL
-    with suppress(RuntimeError):  # too late to start a thread
-        for driver, member in leaving:
-            driver.settle(member, until - monotonic())
+    for driver, member in leaving:
+        driver.settle(member, until - monotonic())
     for loop_driver in list(_LOOPS):
         if loop_driver.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
