@@ -67,7 +67,7 @@ class ThreadSynchroniser(Synchroniser):
                     try:
                         self._thread.start()
                         self.unable = None
-                    except RuntimeError as error:  # no more threads here, or the process ends; the next call tries again
+                    except RuntimeError as error:  # no more threads, or the process ends; the next call tries again
                         self._thread, self.unable = None, error
         finally:
             self._nudging.discard(own)
