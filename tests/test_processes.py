@@ -5,6 +5,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 import traceback
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import headgate
 from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter, RateLimited
@@ -152,6 +154,25 @@ def test_an_event_loop_of_a_child_of_multiprocessing_gives_back(method: str, red
     child.join(50)
     assert child.exitcode == 0
     assert redis_server.names() and out(redis_server) == 0
+
+
+def release_late(url: str) -> None:
+    lock = Lock("k", store=url + "?timeout=0.2", ttl=300.0)
+    assert lock.acquire(timeout=5)
+    with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client:
+        client.execute_command("CLIENT", "PAUSE", "500", "ALL")
+    lock.release()
+
+
+def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_server: Server) -> None:
+    context: Any = multiprocessing.get_context("fork")
+    child = context.Process(target=release_late, args=(redis_server.url,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    child.join(50)
+    assert child.exitcode == 0
+    assert Lock("k", store=redis_server.patient_url).acquire(timeout=0)
 
 
 # ----------------------------------------------------------------------------------------------------------- threads

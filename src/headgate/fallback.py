@@ -17,7 +17,7 @@ from time import monotonic
 from headgate.clock import Clock
 from headgate.decision import Decision, decision
 from headgate.errors import StoreUnavailable
-from headgate.forks import renew_after_fork
+from headgate.processes import renew_after_fork
 from headgate.rule import Rule, check_policy
 from headgate.stores.memory import MemoryStore
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from headgate.clock import MICROSECONDS, Clock
 from headgate.decision import Decision, decision
 from headgate.errors import RateLimited
-from headgate.forks import renew_after_fork
+from headgate.processes import renew_after_fork
 from headgate.rule import Rule
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
-import sys
 import threading
 import time
 import weakref
@@ -20,6 +18,7 @@ from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
 from headgate.plan import arun, run
+from headgate.processes import before_exit
 from headgate.redis.lua import Eval
 from headgate.stores.redis import RedisStore
 
@@ -254,13 +253,4 @@ def _farewell() -> None:
                 loop_driver.leave(until)
 
 
-atexit.register(_farewell)
-_promised: set[int] = set()  # processes
-
-
-def _promise_farewell() -> None:
-    """A child of `multiprocessing` ends without what was registered for the end of a process; it has its own way."""
-    util = sys.modules.get("multiprocessing.util")
-    if util and os.getpid() not in _promised:
-        _promised.add(os.getpid())
-        util.Finalize(None, _farewell, exitpriority=0)
+_promise_farewell = before_exit(_farewell)

@@ -15,8 +15,8 @@ except ImportError as error:
     raise ImportError("a Redis store needs redis-py: pip install 'headgate[redis]'") from error
 
 from headgate.clock import Clock
-from headgate.forks import renew_after_fork
 from headgate.keys import check_key
+from headgate.processes import renew_after_fork
 from headgate.redis import address
 from headgate.redis.gates import AsyncRedisGate, RedisGate
 from headgate.redis.health import WITHIN
