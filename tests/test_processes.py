@@ -180,7 +180,7 @@ def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_s
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """As in a process that has as many as it may, or, from Python 3.12 on, in one that ends."""
+    """As in a process that has as many as it may, or one that ends, by some releases of Python."""
 
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
