@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import gc
 import multiprocessing
 import os
 import pickle
@@ -128,16 +129,18 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server
     assert out(redis_server) == 0
 
 
-def test_an_event_loop_ends_at_once_where_redis_is_gone(mortal_server: Server) -> None:
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
+def test_an_event_loop_ends_soon_where_redis(trouble: int, mortal_server: Server) -> None:
     limiter = AsyncHybridLimiter("1000/day", store=mortal_server.patient_url)
 
     async def lose() -> int:
         await hold(limiter)
-        mortal_server.kill()
+        os.kill(mortal_server.process.pid, trouble)
         return SYSTEM_CLOCK.now()
 
-    assert SYSTEM_CLOCK.now() - asyncio.run(lose()) < 10_000_000
-    mortal_server.restart()
+    assert SYSTEM_CLOCK.now() - asyncio.run(lose()) < 8_000_000  # a second, and not the ten of the URL
+    gc.collect()  # complains of a task or a connection that was left behind
+    os.kill(mortal_server.process.pid, signal.SIGCONT)
 
 
 def hold_in_a_loop(url: str) -> None:

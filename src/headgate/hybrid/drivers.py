@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,8 @@ from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
 from headgate.plan import arun, run
 from headgate.processes import before_exit
+from headgate.redis.address import Target
+from headgate.redis.loops import LoopLink
 from headgate.redis.lua import Eval
 from headgate.stores.redis import RedisStore
 
@@ -187,15 +190,14 @@ class LoopSynchroniser(Synchroniser):
         run(self._farewells(until), lambda call: ask(script.SYNC, call, max(until - monotonic(), 0.001)))
 
     async def aleave(self, until: float) -> None:
-        """Give everything back in the last moments of the event loop, which has ended its tasks."""
-        link = self.store._loops.get(self.loop)
-        if link is None:  # closed: a new one now would be nobody's to close
-            return
-        plan = self._farewells(until)
+        """Give everything back in the last moments of the event loop, which has ended its tasks and connections."""
+        source = self.store._source
+        if not isinstance(source, Target):
+            return  # somebody's own client, who may have closed it: a connection made now would be nobody's to close
+        link = LoopLink(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
         with suppress(*FAILURES):
-            await arun(plan, lambda call: link.ask(script.SYNC, call, max(until - monotonic(), 0.001)))
-        for connections in link.connections():  # the loop's end may have closed them before these
-            await connections.drop()
+            await arun(self._farewells(until), partial(link.ask, script.SYNC))
+        await link.aclose()
 
     def _farewells(self, until: float) -> Generator[Eval, Any, None]:
         for member in list(self.node.everybody):
