@@ -43,8 +43,8 @@ def before_exit(farewell: Callable[[], object]) -> Callable[[], None]:
     atexit.register(farewell)
 
     def promise() -> None:
-        util = sys.modules.get("multiprocessing.util")
-        if util and (os.getpid(), farewell) not in _promised:
+        process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
+        if process and util and process.parent_process() and (os.getpid(), farewell) not in _promised:
             _promised.add((os.getpid(), farewell))
             util.Finalize(None, farewell, exitpriority=0)
 

@@ -80,8 +80,10 @@ class ThreadSynchroniser(Synchroniser):
     def settle(self, member: Member, timeout: float) -> None:
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
         until = monotonic() + timeout
-        while member.unsettled() and not self.unable and monotonic() < until:
+        while member.unsettled() and monotonic() < until:
             self.nudge()
+            if self.unable:
+                return
             time.sleep(0.001)  # looked up now: gevent may have put its own there
 
     def _run(self) -> None:
@@ -195,9 +197,11 @@ class LoopSynchroniser(Synchroniser):
         if not isinstance(source, Target):
             return  # somebody's own client, who may have closed it: a connection made now would be nobody's to close
         link = LoopLink(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
-        with suppress(*FAILURES):
-            await arun(self._farewells(until), partial(link.ask, script.SYNC))
-        await link.aclose()
+        try:
+            with suppress(*FAILURES):
+                await arun(self._farewells(until), partial(link.ask, script.SYNC))
+        finally:
+            await link.aclose()
 
     def _farewells(self, until: float) -> Generator[Eval, Any, None]:
         for member in list(self.node.everybody):
