@@ -17,6 +17,7 @@ class Forked(Protocol):
 
 
 _ALL: weakref.WeakSet[Forked] = weakref.WeakSet()
+_BORN = os.getpid()  # where this was imported
 _promised: set[tuple[int, Callable[[], object]]] = set()  # by process
 
 
@@ -43,9 +44,11 @@ def before_exit(farewell: Callable[[], object]) -> Callable[[], None]:
     atexit.register(farewell)
 
     def promise() -> None:
-        process, util = sys.modules.get("multiprocessing.process"), sys.modules.get("multiprocessing.util")
-        if process and util and process.parent_process() and (os.getpid(), farewell) not in _promised:
-            _promised.add((os.getpid(), farewell))
+        mp = sys.modules.get("multiprocessing")
+        util = sys.modules.get("multiprocessing.util")
+        own = os.getpid()
+        if mp and util and (own != _BORN or mp.parent_process()) and (own, farewell) not in _promised:
+            _promised.add((own, farewell))
             util.Finalize(None, farewell, exitpriority=0)
 
     return promise
