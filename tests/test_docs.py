@@ -45,7 +45,7 @@ def test_there_are_pages() -> None:
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_shown_as_python_runs(page: Path, redis_server: Server) -> None:
-    """One block after the other, as a reader would type them."""
+    """One block after the other, as a reader would type them; those marked `py` need what is not installed here."""
     blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)

@@ -15,7 +15,7 @@ PACKAGE = Path(headgate.__file__).parent
 
 # From the ground up. A module may import from its own line and from those above it; the longest name that fits counts.
 LAYERS = [
-    ["errors", "compiler", "bell"],
+    ["errors", "compiler", "bell", "processes"],
     ["quota", "decision", "clock", "keys", "plan"],
     ["algorithms"],
     ["rule"],

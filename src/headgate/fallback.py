@@ -17,6 +17,7 @@ from time import monotonic
 from headgate.clock import Clock
 from headgate.decision import Decision, decision
 from headgate.errors import StoreUnavailable
+from headgate.processes import renew_after_fork
 from headgate.rule import Rule, check_policy
 from headgate.stores.memory import MemoryStore
 
@@ -42,6 +43,11 @@ class Fallback:
         self.refused_at = 0.0  # monotonic; 0: it decides
         self._logged_at = -math.inf
         self.local = MemoryStore(clock=clock).open(rule) if policy == "local" else None
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Owe nothing: what a parent granted the parent pays."""
         self.owed: dict[str, int] = {}  # permits granted in place of the store, by key
         self._lock = threading.Lock()
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from headgate.clock import MICROSECONDS, Clock
 from headgate.decision import Decision, decision
 from headgate.errors import RateLimited
+from headgate.processes import renew_after_fork
 from headgate.rule import Rule
 
 
@@ -43,6 +44,11 @@ class Line:
     """Who waits for which key. One for each limiter."""
 
     def __init__(self) -> None:
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Nobody stands here: those who wait do so in the parent, and nobody in the child could get past them."""
         self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
         self._places: dict[str, OrderedDict[Place, None]] = {}
 

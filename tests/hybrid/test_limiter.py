@@ -294,7 +294,11 @@ async def main():
         assert await limiter.try_acquire("k")
         await asyncio.sleep(0.001)
     print(limiter.stats().local + limiter.stats().remote)
-asyncio.run(main())
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+loop = asyncio.new_event_loop()  # and not asyncio.run, which ends a loop as it should be
+loop.run_until_complete(main())
+loop.close()
 """
 
 

@@ -7,15 +7,16 @@ the loop ends before it is done. A process that ends waits a moment for what is 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
-from time import monotonic, sleep
+import time
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Step
 from headgate.coordination.place import serves
 from headgate.errors import StoreUnavailable
+from headgate.processes import before_exit
 
 if TYPE_CHECKING:
     from headgate.coordination.site import Site
@@ -35,6 +36,7 @@ class Errand:
         self._until = until
         self._later = site.place.timers.later
         _UNDER_WAY.add(self)
+        _promise()
         loop = running_loop()
         if loop and serves(site.place, tasks=True):
             self._loop = loop
@@ -96,9 +98,9 @@ class Errand:
 def _at_exit() -> None:
     until = monotonic() + AT_EXIT
     while _UNDER_WAY and monotonic() < until:
-        sleep(0.005)  # the threads that do it run on until we return
+        time.sleep(0.005)  # the threads that do it run on until we return
 
 
-atexit.register(_at_exit)
+_promise = before_exit(_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_UNDER_WAY.clear)  # the parent sees to its own

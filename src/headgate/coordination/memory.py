@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NoReturn
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step, wake
 from headgate.coordination.timers import Timers
+from headgate.stores import NO_PICKLE
 from headgate.waiting import Line
 
 POLL = 1.0  # seconds after which whoever waits asks again, woken or not
@@ -31,6 +32,9 @@ class Memory:
     def restart(self) -> None:
         self.line = Line()
         self._lock = threading.RLock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply:
         key = (machine.prefix, name)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from redis import ConnectionPool
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
@@ -20,6 +20,7 @@ from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
 from headgate.redis.address import Target
 from headgate.redis.lua import Eval, Lua
+from headgate.stores import NO_PICKLE
 from headgate.stores.redis import RedisStore
 from headgate.waiting import Line
 
@@ -53,6 +54,9 @@ class Redis:
         self.line = Line()
         self._subscription: Subscription | None = None
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def step(self, machine: Machine, name: str, step: Step) -> Reply:
         script, call = self._call(machine, name, step)

@@ -53,7 +53,10 @@ class Subscription:
                 self._send("SUBSCRIBE", channel)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="headgate-wake", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # no more threads here, or the process ends: whoever waits looks by itself
+                    self._thread = None
 
     def leave(self, channel: str) -> None:
         """One less waits on *channel*."""

@@ -93,9 +93,9 @@ class Timers:
         elif self._threads < MOST:
             try:
                 threading.Thread(target=self._run, name="headgate-timers", daemon=True).start()
-            except RuntimeError:  # no more threads here: it has to wait for those that there are
+            except RuntimeError as error:  # no more threads here, or the process ends: those that there are have to do
                 if not self._threads:
-                    raise
+                    logger.warning("nothing is renewed until a thread can be started: %s", error)
                 return
             self._threads += 1
         else:

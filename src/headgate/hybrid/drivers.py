@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
-import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
-from time import monotonic, sleep
+from functools import partial
+from time import monotonic
+from typing import Any
 
 from headgate.bell import Bell
 from headgate.hybrid import script
 from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
+from headgate.plan import arun, run
+from headgate.processes import before_exit
+from headgate.redis.address import Target
+from headgate.redis.loops import LoopLink
+from headgate.redis.lua import Eval
 from headgate.stores.redis import RedisStore
 
 FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
@@ -39,6 +45,7 @@ class ThreadSynchroniser(Synchroniser):
         self.wake = Bell()
         self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
+        self.unable: RuntimeError | None = None  # why there is no thread, though somebody wants one
         self._nudging: set[int] = set()  # threads that start the thread: a handler there cannot wait for it
         self._wake_loop: Callable[[], object] | None = None
 
@@ -60,7 +67,11 @@ class ThreadSynchroniser(Synchroniser):
             with self._starting:
                 if self._thread is None or not self._thread.is_alive():  # a signal may have interrupted its start
                     self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
-                    self._thread.start()
+                    try:
+                        self._thread.start()
+                        self.unable = None
+                    except RuntimeError as error:  # no more threads, or the process ends; the next call tries again
+                        self._thread, self.unable = None, error
         finally:
             self._nudging.discard(own)
 
@@ -72,7 +83,9 @@ class ThreadSynchroniser(Synchroniser):
         until = monotonic() + timeout
         while member.unsettled() and monotonic() < until:
             self.nudge()
-            sleep(0.001)
+            if self.unable:
+                return
+            time.sleep(0.001)  # looked up now: gevent may have put its own there
 
     def _run(self) -> None:
         _promise_farewell()
@@ -128,7 +141,7 @@ class ThreadSynchroniser(Synchroniser):
         with self._starting:
             if not self.wake.is_set() or self._thread is not None:
                 return True
-            self._thread = own
+            self._thread, self.unable = own, None
             return False
 
     def _trip(self, errands: Sequence[Errand]) -> None:
@@ -150,6 +163,9 @@ class LoopSynchroniser(Synchroniser):
         self.wake = asyncio.Event()
         self._nudged = False  # `wake` is set when a pause is over, too
         self._task: asyncio.Task[None] | None = None
+        self._end = _until_the_end(weakref.ref(self))
+        with suppress(StopIteration):
+            self._end.asend(None).send(None)  # to its yield; an event loop that ends closes generators that have begun
         _LOOPS.add(self)
 
     def nudge(self) -> None:
@@ -172,7 +188,23 @@ class LoopSynchroniser(Synchroniser):
                     await asyncio.sleep(0.001)
 
     def leave(self, until: float) -> None:
-        """Give everything back without the event loop, which is closed; no trip begins after *until*."""
+        """Give everything back without the event loop, which is closed; *until* then."""
+        ask = self.store.threads().ask
+        run(self._farewells(until), lambda call: ask(script.SYNC, call, max(until - monotonic(), 0.001)))
+
+    async def aleave(self, until: float) -> None:
+        """Give everything back in the last moments of the event loop, which has ended its tasks and connections."""
+        source = self.store._source
+        if not isinstance(source, Target):
+            return  # somebody's own client, who may have closed it: a connection made now would be nobody's to close
+        link = LoopLink(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
+        try:
+            with suppress(*FAILURES):
+                await arun(self._farewells(until), partial(link.ask, script.SYNC))
+        finally:
+            await link.aclose()
+
+    def _farewells(self, until: float) -> Generator[Eval, Any, None]:
         for member in list(self.node.everybody):
             member.dismiss()
         for lease in self.node.leaving.values():
@@ -186,7 +218,7 @@ class LoopSynchroniser(Synchroniser):
             if not errands:
                 return
             for group, call in self.calls(errands):
-                self.deliver(group, self.store.threads().ask(script.SYNC, call))
+                self.deliver(group, (yield call))
 
     async def stop(self) -> None:
         """End the task; what is under way is given up. Who comes meanwhile starts another."""
@@ -194,6 +226,16 @@ class LoopSynchroniser(Synchroniser):
         if task:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def _until_the_end(driver: weakref.ref[LoopSynchroniser]) -> AsyncGenerator[None, None]:
+    """Give back what is held when the event loop ends, for those who do not call `aclose`."""
+    try:
+        yield
+    finally:
+        alive = driver()
+        if alive is not None:
+            await alive.aleave(monotonic() + FAREWELL)
 
 
 def _after_fork() -> None:
@@ -210,22 +252,12 @@ def _farewell() -> None:
     for _, member in leaving:
         member.dismiss()
     until = monotonic() + FAREWELL
-    with suppress(RuntimeError):  # too late to start a thread
-        for driver, member in leaving:
-            driver.settle(member, until - monotonic())
+    for driver, member in leaving:
+        driver.settle(member, until - monotonic())
     for loop_driver in list(_LOOPS):
         if loop_driver.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
                 loop_driver.leave(until)
 
 
-atexit.register(_farewell)
-_promised: set[int] = set()  # processes
-
-
-def _promise_farewell() -> None:
-    """A child of `multiprocessing` ends without what was registered for the end of a process; it has its own way."""
-    util = sys.modules.get("multiprocessing.util")
-    if util and os.getpid() not in _promised:
-        _promised.add(os.getpid())
-        util.Finalize(None, _farewell, exitpriority=0)
+_promise_farewell = before_exit(_farewell)

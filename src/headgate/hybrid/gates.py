@@ -204,9 +204,9 @@ class HybridGate(Gate):
             return self.member.interrupted(key, waiter, self.now())
         try:
             self._join(key, waiter)
-            while not done.acquire(timeout=1.0 if patience is None else max(patience, 0.0)):
-                if patience is not None:
-                    return self.member.give_up(key, waiter, self.now())
+            while self.synchroniser.unable or not done.acquire(timeout=1.0 if patience is None else max(patience, 0.0)):
+                if patience is not None or self.synchroniser.unable:
+                    return self.member.give_up(key, waiter, self.now(), self.synchroniser.unable)
                 self.nudge()  # should the thread have died, there is a new one
         except BaseException:
             self.member.abandon(key, waiter)

@@ -128,14 +128,14 @@ class Member:
             if waiter.result is not None:
                 settle()
 
-    def give_up(self, key: str, waiter: Waiter, now: int) -> Decision:
-        """The policy's word for one who cannot wait any longer."""
+    def give_up(self, key: str, waiter: Waiter, now: int, error: Exception | None = None) -> Decision:
+        """The policy's word for one who cannot wait any longer, or for whom nobody can ask."""
         with self.node.lock:
             if waiter.result is None and waiter.error is None:
                 lease = self.enter(key, now)
                 self.abandon(key, waiter)
                 late = Waiter(waiter.op, waiter.permits, lambda: None)
-                self.fall_back(lease, late, now, TimeoutError("no answer in the time that the caller had"))
+                self.fall_back(lease, late, now, error or TimeoutError("no answer in the time that the caller had"))
                 return late.answer()
         return waiter.answer()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from functools import partial
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import redis
@@ -250,7 +251,7 @@ class ThreadLink:
 
     def _answer(self, until: float, request: Request) -> Any:
         if isinstance(request, float):
-            sleep(request)
+            time.sleep(request)
             return None
         if isinstance(request, Send) and request.share < 1:
             now = monotonic()
@@ -302,7 +303,7 @@ class ThreadLink:
 def _probe(link: weakref.ref[ThreadLink], breaker: Breaker, slot: int) -> None:
     try:
         for pause in pauses():
-            sleep(pause if breaker.open else 0)
+            time.sleep(pause if breaker.open else 0)
             alive = link()
             if alive is None or alive.closed or not breaker.failures:
                 return

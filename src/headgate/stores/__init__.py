@@ -96,6 +96,9 @@ class StoreOptions(TypedDict, total=False):
     max_connections: int  # redis
 
 
+# said by whatever a limiter or a tool would take with it
+NO_PICKLE = "limiters, locks, pools and their stores belong to one process and cannot be pickled: make one in each"
+
 SCHEMES = ("memory://", "redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
 
 

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.arithmetic import times
@@ -25,7 +25,7 @@ from headgate.compiler import mypyc_attr
 from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
-from headgate.stores import Health, StoreHealth
+from headgate.stores import NO_PICKLE, Health, StoreHealth
 
 logger = logging.getLogger("headgate")
 
@@ -64,6 +64,9 @@ class MemoryStore:
         self.lock = threading.RLock()
         for table in self.tables.values():
             table.renew(self.lock)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def __len__(self) -> int:
         """How many keys are kept now, expired ones that were not swept yet included."""

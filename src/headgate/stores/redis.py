@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import threading
 from time import monotonic
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 try:
     import redis
@@ -16,13 +16,14 @@ except ImportError as error:
 
 from headgate.clock import Clock
 from headgate.keys import check_key
+from headgate.processes import renew_after_fork
 from headgate.redis import address
 from headgate.redis.gates import AsyncRedisGate, RedisGate
 from headgate.redis.health import WITHIN
 from headgate.redis.loops import LoopLink
 from headgate.redis.threads import ThreadLink
 from headgate.rule import Rule
-from headgate.stores import Health
+from headgate.stores import NO_PICKLE, Health
 
 Client = redis.Redis | redis.asyncio.Redis
 
@@ -61,11 +62,19 @@ class RedisStore:
         self._threads_examiner: ThreadLink | None = None
         self._health: Health | None = None
         self._health_at = 0.0
+        self._latest: LoopLink | None = None
+        self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Nobody holds a lock, and nobody looks: whoever does so is in the parent."""
         self._looking: asyncio.Task[Health] | None = None
         self._lock = threading.Lock()
         self._health_lock = threading.Lock()
-        self._latest: LoopLink | None = None
-        self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def __repr__(self) -> str:
         return f"<RedisStore: {self._shown()}>"  # without the password

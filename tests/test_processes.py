@@ -1,0 +1,254 @@
+"""What surrounds a call: forks, event loops that come and go, no room for a thread, a patched `sleep`."""
+
+import ast
+import asyncio
+import gc
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import headgate
+from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter, RateLimited
+from headgate.clock import SYSTEM_CLOCK
+from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.fallback import Fallback
+from headgate.rule import Rule
+from headgate.stores import RedisStore
+from tests.clocks import until, until_async
+from tests.hybrid.test_limiter import out
+from tests.servers import Server
+
+NOWHERE = "redis://127.0.0.1:1"
+
+
+def in_child(promise: Callable[[], object]) -> None:
+    """Fork, and see *promise* kept in the child, within ten seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is what is tested
+        child = os.fork()
+    if child == 0:
+        status = 1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            assert promise()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- forks
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "hybrid"])
+def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redis_server: Server) -> None:
+    limiter = Limiter("5/day") if kind == "memory" else Limiter("5/day", store=redis_server.patient_url)
+    if kind == "hybrid":
+        limiter = HybridLimiter("5/day", store=redis_server.patient_url)
+    with limiter:
+        assert limiter.try_acquire("k", 5)
+
+        def stay() -> None:
+            with suppress(RateLimited):
+                limiter.acquire("k", timeout=1.0)
+
+        stays = threading.Thread(target=stay)
+        stays.start()
+        until(lambda: limiter._line._places)
+
+        def acquire() -> object:
+            limiter.refund("k", 5)
+            return limiter.acquire("k", timeout=5)
+
+        in_child(acquire)
+        stays.join()
+
+
+def test_a_forked_child_looks_at_the_server_while_its_parent_does(redis_server: Server) -> None:
+    store = RedisStore(redis_server.patient_url)
+    with store._health_lock:  # as a thread of the parent has it, which is not in the child
+        in_child(lambda: store.health().healthy)
+    with store._lock:
+        in_child(lambda: Limiter("5/day", store=store, on_store_error="raise").try_acquire("k"))
+    store.close()
+
+
+def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
+    fallback = Fallback("local", Rule("5/day", "token_bucket", "default"), None)
+    assert fallback.take("k", 3, OSError("away"), refused=False, unsure=False)
+    with fallback._lock:
+        in_child(lambda: fallback.claim("k") == 0)
+    assert fallback.claim("k") == 3
+
+
+# ------------------------------------------------------------------------------------------------------- event loops
+
+
+async def hold(limiter: AsyncHybridLimiter) -> int:
+    """Call until something is on lease, and leave it so; how many permits that took."""
+    while limiter.stats().held < 2:
+        assert await limiter.try_acquire("k")
+        await asyncio.sleep(0.001)
+    return limiter.stats().local + limiter.stats().remote
+
+
+def test_an_event_loop_that_ends_gives_back(redis_server: Server) -> None:
+    limiter, spent = AsyncHybridLimiter("1000/day", store=redis_server.patient_url), 0
+    for _ in range(3):
+        spent += asyncio.run(hold(limiter))
+        assert out(redis_server) == 0
+    with HybridLimiter("1000/day", store=redis_server.patient_url) as another:
+        assert another.peek("k", 0).remaining == 1000 - spent
+
+
+def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url)
+
+    async def leave() -> None:
+        await hold(limiter)
+        asking = [asyncio.create_task(limiter.try_acquire(f"k{i}")) for i in range(50)]
+        await until_async(lambda: any(gate.node.busy for gate in limiter.store.loops.values()))
+        assert asking
+
+    asyncio.run(leave())
+    assert out(redis_server) == 0
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
+def test_an_event_loop_ends_soon_where_redis(trouble: int, mortal_server: Server) -> None:
+    limiter = AsyncHybridLimiter("1000/day", store=mortal_server.patient_url)
+
+    async def lose() -> int:
+        await hold(limiter)
+        os.kill(mortal_server.process.pid, trouble)
+        return SYSTEM_CLOCK.now()
+
+    assert SYSTEM_CLOCK.now() - asyncio.run(lose()) < 8_000_000  # a second, and not the ten of the URL
+    gc.collect()  # complains of a task or a connection that was left behind
+    os.kill(mortal_server.process.pid, signal.SIGCONT)
+
+
+def hold_in_a_loop(url: str) -> None:
+    asyncio.run(hold(AsyncHybridLimiter("1000/day", store=url)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_event_loop_of_a_child_of_multiprocessing_gives_back(method: str, redis_server: Server) -> None:
+    context: Any = multiprocessing.get_context(method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = context.Process(target=hold_in_a_loop, args=(redis_server.patient_url,))
+        child.start()
+    child.join(50)
+    assert child.exitcode == 0
+    assert redis_server.names() and out(redis_server) == 0
+
+
+def release_late(url: str) -> None:
+    lock = Lock("k", store=url + "?timeout=0.2", ttl=300.0)
+    assert lock.acquire(timeout=5)
+    with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client:
+        client.execute_command("CLIENT", "PAUSE", "500", "ALL")
+    lock.release()
+
+
+def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_server: Server) -> None:
+    context: Any = multiprocessing.get_context("fork")
+    child = context.Process(target=release_late, args=(redis_server.url,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    child.join(50)
+    assert child.exitcode == 0
+    assert Lock("k", store=redis_server.patient_url).acquire(timeout=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """As in a process that has as many as it may, or one that ends, by some releases of Python."""
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    return monkeypatch
+
+
+def test_without_a_thread_the_policy_answers(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+    with HybridLimiter("5/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
+        made = [limiter.try_acquire("k") for _ in range(3)]
+        assert all(each.degraded and not each for each in made)
+        no_threads.undo()
+        until(lambda: limiter.try_acquire("k"))
+
+
+def test_without_a_thread_there_are_locks_and_leases(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+    store = RedisStore(redis_server.patient_url)  # a place of its own, without threads from before
+    lock, other = Lock("k", store=store), Lock("k", store=store)
+    with lock:
+        assert not other.acquire(timeout=0.01)
+        assert lock.held
+    assert other.acquire(timeout=0) and other.release()
+    pool = Pool("p", store=store)
+    pool.add("m")
+    with pool.acquire(timeout=1) as leased:
+        assert leased.member == "m"
+    no_threads.undo()
+    waits = threading.Thread(target=lambda: other.acquire(timeout=5) and other.release())
+    with lock:
+        waits.start()
+        until(lambda: redis_server.client().pubsub_channels("lock:*"))
+    waits.join()
+    lock.close()
+    store.close()
+
+
+# -------------------------------------------------------------------------------------------------------- surprises
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        Limiter("5/day"),
+        Limiter("5/day", store=NOWHERE),
+        AsyncLimiter("5/day"),
+        HybridLimiter("5/day", store=NOWHERE),
+        AsyncHybridLimiter("5/day", store=NOWHERE),
+        RedisStore(NOWHERE),
+        Lock("x"),
+        AsyncLock("x", store=NOWHERE),
+        CircuitBreaker("x", store=NOWHERE),
+        Pool("x", store=NOWHERE),
+        WaitQueue("x"),
+    ],
+    ids=lambda thing: repr(thing)[:40],
+)
+def test_what_belongs_to_a_process_says_so_when_it_is_pickled(thing: object) -> None:
+    with pytest.raises(TypeError, match="make one in each"):
+        pickle.dumps(thing)
+
+
+def test_whoever_replaces_sleep_reaches_us() -> None:
+    """gevent does, perhaps after headgate was imported: the real one would stop all greenlets."""
+    for path in Path(headgate.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "time":
+                assert "sleep" not in {each.name for each in node.names}, path
