@@ -217,6 +217,10 @@ def _farewell() -> None:
         if loop_driver.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
                 loop_driver.leave(until)
+    for driver, _ in leaving:
+        with driver.node.lock:
+            if driver.node.backend.down is not None:
+                driver.node.leaving.drop_all()
 
 
 atexit.register(_farewell)
