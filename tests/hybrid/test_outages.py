@@ -254,16 +254,28 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
     assert all("'gone'" in line and f"the {owed} permits" in line for line in told)
 
 
-LEAVES = """
+LEAVES = {
+    "threads": """
 import sys
 from headgate import HybridLimiter
 limiter = HybridLimiter("100/day", store=sys.argv[1], on_store_error="allow")
 assert all(limiter.try_acquire("k").degraded for _ in range(7))
-"""
+""",
+    "asyncio": """
+import asyncio, sys
+from headgate import AsyncHybridLimiter
+async def main():
+    async with AsyncHybridLimiter("100/day", store=sys.argv[1], on_store_error="allow") as limiter:
+        for _ in range(7):
+            assert (await limiter.try_acquire("k")).degraded
+asyncio.run(main())
+""",
+}
 
 
-def test_the_log_says_so_of_a_process_that_ends() -> None:
-    command = [sys.executable, "-c", LEAVES, f"redis://127.0.0.1:{free_port()}?timeout=0.5"]
+@pytest.mark.parametrize("program", LEAVES.values(), ids=list(LEAVES))
+def test_the_log_says_so_of_a_process_that_ends(program: str) -> None:
+    command = [sys.executable, "-c", program, f"redis://127.0.0.1:{free_port()}?timeout=0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
     assert done.stderr.count("the 7 permits that it granted in its place will not be charged") == 1
 

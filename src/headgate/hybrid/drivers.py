@@ -217,10 +217,10 @@ def _farewell() -> None:
         if loop_driver.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
                 loop_driver.leave(until)
-    for driver, _ in leaving:
-        with driver.node.lock:
-            if driver.node.backend.down is not None:
-                driver.node.leaving.drop_all()
+    for node in [driver.node for driver in [*_THREADS, *_LOOPS]]:
+        with node.lock:
+            if node.backend.down is not None:
+                node.leaving.drop_all()  # which says what is lost
 
 
 atexit.register(_farewell)
