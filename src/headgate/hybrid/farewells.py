@@ -62,8 +62,7 @@ class Farewells(dict["tuple[Member, str]", Lease]):
         for name, permits in owed.items():
             if permits:
                 logger.warning(
-                    "limiter %r is closed or gone, and Redis is away: the %d permits that it granted in its place "
-                    "will not be charged",
+                    "limiter %r is closed or gone while Redis is away: permits granted and never charged to it: %d",
                     name,
                     permits,
                 )
