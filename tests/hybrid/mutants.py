@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant("a lease does not last until the next report", "lease.py", "SPARE_TTL if spare else max(TTL, 3 * self.pause)", "SPARE_TTL if spare else TTL", LEASE),
     Mutant("a counter leases for a few milliseconds", "lease.py", " or now < self.ends < now + MARGIN + TICK):", "):", LEASE),
     Mutant("a counter leases what will have run out", "lease.py", "        if max(self.promise, self.latest) > max(now, self.deny_until + self.later):", "        if False:", RETRY),
-    Mutant("a counter leases what was promised", "lease.py", "        return self.latest + TICK > now and (self.many or self.latest >= self.turns)\n", "        return False\n", RETRY),
+    Mutant("a counter leases what was promised", "lease.py", "        return self.latest + TICK > now and self.latest + MARGIN + TICK + 2 * trip >= self.turns\n", "        return False\n", RETRY),
     Mutant("a counter refuses while it fetches", "table.py", "return lease.balance == 0 and lease.flight == 0", "return lease.balance == 0", RETRY),
     Mutant("a report counts as heard when it is sent", "table.py", "self.room - lease.unheard - lease.mark", "self.room - lease.mark", RETRY),
     Mutant("the latest promise only", "lease.py", "or until < self.promise", "or until > self.promise", LEASE),

@@ -64,7 +64,6 @@ class Lease:
         "lid",
         "look",
         "low",
-        "many",
         "mark",
         "nodes",
         "others",
@@ -102,7 +101,6 @@ class Lease:
         self.there = 0  # units that Redis has when that is over, nobody else spending any
         self.promise = 0  # when a caller who was refused was told to come back: the first of them
         self.latest = 0  # and the one who was refused last
-        self.many = False  # whether that one asked for several permits
         self.several = 0  # and the last of those who asked for several permits
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units refused here since the last count
@@ -155,7 +153,7 @@ class Lease:
         if now >= self.expires and (self.balance == 0 or now >= self.known):
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
-        if law.kind == "counter" and (self._awaits(now) or now < self.ends < now + MARGIN + TICK):
+        if law.kind == "counter" and (self._awaits(now, trip) or now < self.ends < now + MARGIN + TICK):
             want = spare = 0  # what is leased till then, and not spent, would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
@@ -376,17 +374,17 @@ class Lease:
     def told(self, now: int, until: int, several: bool) -> None:
         """A caller was refused at *now* and told to come back; the first of them counts, and then the latest."""
         self.latest = until
-        self.many = several
         if several:
             self.several = max(self.several, until)
         if self.promise <= now or until < self.promise:
             self.promise = until
 
-    def _awaits(self, now: int) -> bool:
+    def _awaits(self, now: int, trip: int) -> bool:
         """Whether a caller was told to come back, perhaps a moment late, for what no lease of now can give it."""
         if max(self.promise, self.latest) > max(now, self.deny_until + self.later):
             return True  # even who comes for one, near the end of the window, might find that it has run out
-        return self.latest + TICK > now and (self.many or self.latest >= self.turns)
+        # in this window all that is held goes back when somebody comes for it; in the next one it counts as used
+        return self.latest + TICK > now and self.latest + MARGIN + TICK + 2 * trip >= self.turns
 
     def worth(self) -> bool:
         """Whether a report would say anything."""
