@@ -97,8 +97,8 @@ def test_one_made_by_hand_equals_a_limiters(algorithm: str) -> None:
 def test_made_by_hand_wrong(given: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         Decision(**given)
-    with pytest.raises(TypeError):
-        Decision(False)  # type: ignore[call-arg]  # which of them would it be?
+    with pytest.raises(TypeError, match="named arguments only, such as allowed=False"):
+        Decision(False)  # type: ignore[arg-type]  # which of them would it be?
 
 
 def test_help_says_what_it_has() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Never
 
 from headgate.compiler import mypyc_attr
 
@@ -53,7 +53,7 @@ class Decision:
 
     def __init__(
         self,
-        *,
+        *unnamed: Never,
         allowed: bool = True,
         limit: int = 0,
         remaining: int = 0,
@@ -61,6 +61,8 @@ class Decision:
         retry_after: float = 0.0,
         degraded: bool = False,
     ) -> None:
+        if unnamed:
+            raise TypeError(f"Decision takes named arguments only, such as allowed=False; got {unnamed!r:.40}")
         self._units = Units(limit, 1, 1)
         self._spare = remaining
         self._reset = round(reset_after * 1_000_000)
@@ -201,8 +203,8 @@ class QuickDegradedDenial(DegradedDenial):
 if COMPILED:
     # An object of the compiler's cannot change its class, so the right one is found first; and it has no docstring.
 
-    def _new_of_kind(cls: Any, **given: Any) -> Any:
-        return _kind(given.get("allowed", True), given.get("degraded", False))(**given)
+    def _new_of_kind(cls: Any, *unnamed: Any, **given: Any) -> Any:
+        return _kind(given.get("allowed", True), given.get("degraded", False))(*unnamed, **given)
 
     setattr(Decision, "__new__", staticmethod(_new_of_kind))  # noqa: B010  # the compiler would not have it
     setattr(  # noqa: B010

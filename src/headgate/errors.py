@@ -70,7 +70,11 @@ class LockLost(HeadgateError):
 
 
 class CircuitOpen(HeadgateError):
-    """The breaker lets nobody through; ``retry_after`` is when to ask again, in seconds."""
+    """The breaker lets nobody through; ``retry_after`` is when to ask again, in seconds.
+
+    While it is open, when it will let somebody probe. While others probe, soon: a second, or as long again as their
+    probes have taken so far; never later than when a place is free even if they have died.
+    """
 
     def __init__(self, name: str, retry_after: float) -> None:
         super().__init__(name, retry_after)

@@ -13,10 +13,10 @@ import asyncio
 import copy
 import functools
 import math
-import threading
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from headgate.bell import Bell
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import RateLimited
@@ -71,7 +71,7 @@ class Limiter:
     def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
-        wake = threading.Event()
+        wake = Bell()
         return self._wait(acquire(self._line, Place(key, wake.set), self._clock, timeout), key, permits, wake)
 
     def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
@@ -80,7 +80,7 @@ class Limiter:
         Raises `RateLimited` at once when the bucket is full or the wait would be longer than *timeout* seconds.
         """
         key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
-        return self._wait(pace(self.rule, key, permits, timeout), key, permits, threading.Event())
+        return self._wait(pace(self.rule, key, permits, timeout), key, permits, Bell())
 
     def peek(self, key: str, permits: int = 1) -> Decision:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
@@ -151,7 +151,7 @@ class Limiter:
         twin._line = self._line
         return twin
 
-    def _wait(self, plan: Wait, key: str, permits: int, wake: threading.Event) -> Decision:
+    def _wait(self, plan: Wait, key: str, permits: int, wake: Bell) -> Decision:
         def answer(request: Ask | float | None) -> Decision | None:
             if request is Ask.TAKE:
                 wake.clear()

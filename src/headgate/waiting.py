@@ -90,12 +90,33 @@ class Line:
         return None
 
 
+class Stay:
+    """A stay in line. It ends with whoever stays, even where a signal came on the way in or out: all would wait on."""
+
+    _joined = False
+
+    def __init__(self, line: Line, place: Place) -> None:
+        self._line = line
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._joined = True
+        self._line.join(self._place)
+
+    def __exit__(self, *_: object) -> None:
+        self._line.leave(self._place)
+        self._joined = False
+
+    def __del__(self) -> None:
+        if self._joined:
+            self._line.leave(self._place)
+
+
 def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wait:
     """Wait until the permits are granted; raise `RateLimited` once *timeout* seconds have passed."""
     deadline = None if timeout is None else clock.now() + round(timeout * MICROSECONDS)
     refusal, asked_at, pause = None, 0, None
-    try:
-        line.join(place)
+    with Stay(line, place):
         while True:
             if line.is_first(place):
                 refusal = yield Ask.TAKE
@@ -110,8 +131,6 @@ def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wa
                     raise RateLimited(place.key, _aged(refusal, clock.now() - asked_at))
                 pause = left if pause is None else min(pause, left)
             yield None if pause is None else pause / MICROSECONDS
-    finally:
-        line.leave(place)
 
 
 def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:

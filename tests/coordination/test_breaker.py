@@ -338,6 +338,25 @@ with CircuitBreaker(sys.argv[2], store=sys.argv[1], open_for=0.2, successes=1, l
 """
 
 
+def test_who_finds_every_place_taken_asks_again_soon(url: str, name: str, clock: ManualClock) -> None:
+    """A result may come any moment, so not when the lease is over; but less often the longer a probe takes."""
+    breaker, other = (
+        CircuitBreaker(name, store=url, open_for=60.0, successes=1, lease=30.0, clock=clock) for _ in range(2)
+    )
+    fail(breaker, 3)
+    clock.advance(60)
+
+    def wait_as_told() -> float:
+        with pytest.raises(CircuitOpen) as caught:
+            other.call(lambda: None)
+        clock.advance(caught.value.retry_after)
+        return caught.value.retry_after
+
+    with breaker:
+        assert [wait_as_told() for _ in range(6)] == [1.0, 1.0, 2.0, 4.0, 8.0, 14.0]
+        assert other.call(lambda: "let in") == "let in", "the lease is over: whoever has it may be dead"
+
+
 def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None:
     breaker = CircuitBreaker(name, store=redis_server.patient_url, open_for=0.2, successes=1, lease=3.0)
     fail(breaker, 3)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -45,6 +44,7 @@ from headgate.testing import ManualClock
 from tests.clocks import until_async
 from tests.faults.clusters import wait_until
 from tests.servers import PASSWORD, Server, free_port
+from tests.signals import done_by_another, signal_at
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -424,39 +424,6 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
     lock.close()
 
 
-def signal_at(number: int, call: Callable[[], object]) -> bool:
-    """Whether *call* was interrupted where, for the time of that *number*, a function of these files returns.
-
-    It is there that Python looks for signals.
-    """
-    left, before = number, sys.gettrace()
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(("timers.py", "bell.py", "threading.py")):
-            return None
-        left -= event == "return"
-        if left == 0:
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except (KeyboardInterrupt, RuntimeError):  # an error of the standard library's, which stumbles over it
-        pass
-    finally:
-        sys.settrace(before)
-    return left <= 0
-
-
-def done_by_another(call: Callable[[], object]) -> bool:
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(20)
-    return not thread.is_alive()
-
-
 def test_a_signal_while_something_is_put_off() -> None:
     """What others put off is done all the same."""
     for number in itertools.count(1):
@@ -487,6 +454,21 @@ def test_a_signal_while_somebody_waits(name: str) -> None:
         if not interrupted:
             assert number > 1
             return
+
+
+def test_a_signal_while_somebody_waits_for_the_loss_of_a_lock(name: str) -> None:
+    """The thread that renews it is not held up when it says so."""
+    with Lock(name) as lock:
+        hold = lock._own()
+        assert hold
+        for number in itertools.count(1):
+            interrupted = signal_at(number, partial(lock.lost.wait, 0.001))
+            assert done_by_another(hold.lost.set)
+            assert lock.lost.is_set()
+            lock.lost.clear()
+            if not interrupted:
+                assert number > 1
+                return
 
 
 @pytest.mark.parametrize("at", ["join", "leave"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from headgate.hybrid.outage import Outage
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.clocks import until
-from tests.servers import Server
+from tests.servers import Server, free_port
 
 
 class Cut(RedisStore):
@@ -229,6 +231,53 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
         finally:
             admin.config_set("maxmemory", "0")
         until(lambda: not limiter.try_acquire("k").degraded)
+
+
+@pytest.mark.parametrize("owed", [0, 7])
+def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
+    owed: int, store: Cut, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = HybridLimiter("100/day", store=store, name="gone", on_store_error="allow")
+    store.cut = True
+    assert all(limiter.try_acquire("k").degraded for _ in range(owed))
+    assert limiter.peek("k").degraded
+    limiter.close()
+    leaving = limiter._gate.node.leaving
+
+    def given_up() -> bool:
+        clock.advance(1.0)
+        return not leaving
+
+    until(given_up)
+    told = [record.getMessage() for record in caplog.records if "charged" in record.getMessage()]
+    assert len(told) == bool(owed)
+    assert all("'gone'" in line and line.endswith(f": {owed}") for line in told)
+
+
+LEAVES = {
+    "threads": """
+import sys
+from headgate import HybridLimiter
+limiter = HybridLimiter("100/day", store=sys.argv[1], on_store_error="allow")
+assert all(limiter.try_acquire("k").degraded for _ in range(7))
+""",
+    "asyncio": """
+import asyncio, sys
+from headgate import AsyncHybridLimiter
+async def main():
+    async with AsyncHybridLimiter("100/day", store=sys.argv[1], on_store_error="allow") as limiter:
+        for _ in range(7):
+            assert (await limiter.try_acquire("k")).degraded
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("program", LEAVES.values(), ids=list(LEAVES))
+def test_the_log_says_so_of_a_process_that_ends(program: str) -> None:
+    command = [sys.executable, "-c", program, f"redis://127.0.0.1:{free_port()}?timeout=0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    assert done.stderr.count("permits granted and never charged to it: 7\n") == 1
 
 
 def test_lost_data_is_no_second_quota(redis_server: Server) -> None:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from headgate import HybridLimiter
+from headgate.hybrid.lease import MILLISECOND
 from headgate.testing import ManualClock
 from tests.hybrid.alone import Alone
 from tests.servers import Server
@@ -51,7 +52,7 @@ MIXED = {
 @pytest.mark.parametrize("kind", MIXED)
 @pytest.mark.parametrize("stalls", [False, True])
 def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, accuracy: str, stalls: bool) -> None:
-    """On a clock of its own, with reports in between: permits of 1 to all, and several were told to come back."""
+    """On a clock of its own, with reports under way: permits of 1 to all, and several were told to come back."""
     waits = 0
     for number, quota in enumerate(MIXED[kind] * 3):
         dice = random.Random(f"{kind} {accuracy} {number}")
@@ -70,6 +71,63 @@ def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, a
             again = alone.take(permits)
             assert again, f"{permits} of {quota}: told {made.retry_after}, and then {again.retry_after}"
     assert waits > 50
+
+
+@pytest.mark.parametrize(
+    "quota, way, before, permits",
+    [
+        ("5/second", 20, [(0, 1, 1), (1.0, 1, 4), (0.39, 0, 0)], 2),
+        ("20/second", 40, [(0, 5, 1), (0, 4, 2), (0.76, 4, 4), (0.27, 5, 1), (0, 5, 3)], 5),
+        ("5/second", 10, [(0, 1, 1), (0.47, 1, 4), (0.69, 1, 2), (0.53, 1, 3)], 1),
+    ],
+)
+def test_nothing_is_leased_that_would_count_in_the_window_of_who_was_told_to_wait(
+    quota: str, way: int, before: list[tuple[float, int, int]], permits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or that will have run out by then. *before*: (sleep, permits, times)."""
+    alone = Alone(quota, "sliding_window_counter", start=1_700_000_000)
+    monkeypatch.setattr(alone, "way", lambda: way * MILLISECOND)
+    for seconds, several, times in before:
+        alone.sleep(seconds)
+        for _ in range(times):
+            alone.take(several)
+    made = alone.take(permits)
+    assert not made
+    alone.sleep(made.retry_after)
+    assert alone.take(permits)
+
+
+def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nobody who asks for several is refused here while a report is under way: it waits for the reply."""
+    alone = Alone("5/second", "sliding_window_counter", start=1_700_000_000)
+    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
+    while alone.take():
+        pass
+    here = alone.member.table.try_acquire
+    assert here("k", 2) is not None, "it is refused here"
+    while not alone.lease.flight:
+        alone.sleep(0.001)
+        alone.lease.deny_until = max(alone.lease.deny_until, alone.now + MILLISECOND)
+    assert here("k", 2) is None
+
+
+def test_what_a_report_under_way_tells_of_leaves_no_room_to_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it arrives: who asks for all of a bucket meanwhile waits for it, or is told to wait for long enough."""
+    alone = Alone("5/second")
+    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
+    for _ in range(60):
+        alone.take()
+        alone.sleep(0.05)
+    alone.sleep(0.45)
+    held = alone.lease.balance // alone.member.law.cost
+    assert held > 1 and alone.take(held)
+    monkeypatch.setattr(alone, "way", lambda: 440 * MILLISECOND)
+    while not alone.lease.flight:
+        alone.sleep(0.001)
+    made = alone.take(5)
+    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
+    alone.sleep(made.retry_after)
+    assert made or alone.take(5)
 
 
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])

@@ -19,6 +19,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self, cast
 
+from headgate.bell import Bell
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.holds import Event, Hold, Holds
@@ -181,7 +182,7 @@ class Lock:
         deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self.name = name
-        self._never = threading.Event()
+        self._never = Bell()
 
     def __repr__(self) -> str:
         return f"<Lock {self._plans.site!r}>"
@@ -208,7 +209,7 @@ class Lock:
 
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
-        lost = threading.Event()
+        lost = Bell()  # who renews it rings, whatever a signal has interrupted here
         self._plans.refuse_twice(threading.current_thread(), timeout)
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:

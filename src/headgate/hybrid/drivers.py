@@ -258,6 +258,10 @@ def _farewell() -> None:
         if loop_driver.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
                 loop_driver.leave(until)
+    for node in [driver.node for driver in [*_THREADS, *_LOOPS]]:
+        with node.lock:
+            if node.backend.down is not None:
+                node.leaving.drop_all()  # which says what is lost
 
 
 _promise_farewell = before_exit(_farewell)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from headgate.hybrid.lease import Lease
 
 if TYPE_CHECKING:
     from headgate.hybrid.member import Member
+
+logger = logging.getLogger("headgate")
 
 QUEUE = 10_000  # keys on their way out; beyond that leases are left to run out
 
@@ -49,6 +53,16 @@ class Farewells(dict["tuple[Member, str]", Lease]):
         return all(now < lease.ill for lease in self.values())
 
     def drop_all(self) -> None:
+        """Wait for Redis no longer: leases run out by themselves, and what is owed is never charged."""
+        owed: Counter[str] = Counter()
         while self:
             lease = self.popitem()[1]
+            owed[lease.home.rule.name] += lease.debt
             lease.home.drop(lease)
+        for name, permits in owed.items():
+            if permits:
+                logger.warning(
+                    "limiter %r is closed or gone while Redis is away: permits granted and never charged to it: %d",
+                    name,
+                    permits,
+                )

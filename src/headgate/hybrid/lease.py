@@ -81,6 +81,8 @@ class Lease:
         "slot",
         "there",
         "ttl",
+        "turns",
+        "unheard",
     )
 
     def __init__(self, key: str, ack: int, now: int, home: Any = None) -> None:
@@ -91,7 +93,8 @@ class Lease:
         self.expires = 0
         self.low = -1  # at this balance more should be fetched; -1: not now
         self.beyond = 0  # units that were free in Redis at the last reply
-        self.ends = 0  # windows: when this one is over
+        self.ends = 0  # windows: when this one is over, at the latest
+        self.turns = 0  # and at the earliest
         self.deny_until = 0
         self.deny_from = 0  # asks of at least so many units are denied until then
         self.later = 0  # how much longer that is likely to go on
@@ -115,6 +118,7 @@ class Lease:
         self.ttl = 0
         # demand, and what follows from it
         self.mark = 0  # the balance as it would be with nothing spent since the last count
+        self.unheard = 0  # units spent before that, of which Redis may not have heard yet
         self.born = now
         self.counted_at = now
         self.asked_at = now
@@ -144,14 +148,12 @@ class Lease:
         needs: tuple[tuple[int, int], ...],
     ) -> Ask:
         """What to tell and to ask for; *trip* is how long a trip takes. Nothing else may be under way."""
+        self.unheard += max(self.mark - self.balance, 0)
         self.count(now, law, needs)
         if now >= self.expires and (self.balance == 0 or now >= self.known):
             self.balance = self.mark = self.lid = 0
         want, spare = self._want(now, law, style, trip) if op == "sync" else (0, 0)
-        if law.kind == "counter" and (
-            max(self.promise, self.latest) > max(now, self.deny_until + self.later)  # somebody comes for several
-            or now < self.ends < now + MARGIN + TICK
-        ):
+        if law.kind == "counter" and (self._awaits(now, trip) or now < self.ends < now + MARGIN + TICK):
             want = spare = 0  # what is leased till then, and not spent, would count in the next window too
         # whoever waits needs more than is here: all goes back, so that everything that is free is in one place
         keep = 0 if needs or op != "sync" else want
@@ -180,11 +182,12 @@ class Lease:
         self.flight = 0
         if reply.status != OK:
             if reply.status == VOID:  # the ledger does not know this lease: it ran out, or its data is gone
-                self.balance = self.mark = self.lid = self.expires = self.known = 0
+                self.balance = self.mark = self.unheard = self.lid = self.expires = self.known = 0
                 self.ack = ask.seq
             self.due = now
             return False
         self.ack = ask.seq
+        self.unheard = 0
         self.lid = reply.lid
         self.refund -= ask.refund
         self.debt -= ask.debt
@@ -201,7 +204,8 @@ class Lease:
         lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
         self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
         self.known = now + lasts
-        self.ends = now + reply.ends * 1000 if reply.ends else 0  # at the latest: callers are told to come then
+        self.ends = now + reply.ends * 1000 if reply.ends else 0  # callers are told to come then
+        self.turns = self.sent_at + reply.ends * 1000 if reply.ends else 0
         self.beyond = max(reply.free, 0)
         self.others = reply.others
         self.current, self.previous = reply.current, reply.previous
@@ -374,6 +378,13 @@ class Lease:
             self.several = max(self.several, until)
         if self.promise <= now or until < self.promise:
             self.promise = until
+
+    def _awaits(self, now: int, trip: int) -> bool:
+        """Whether a caller was told to come back, perhaps a moment late, for what no lease of now can give it."""
+        if max(self.promise, self.latest) > max(now, self.deny_until + self.later):
+            return True  # even who comes for one, near the end of the window, might find that it has run out
+        # in this window all that is held goes back when somebody comes for it; in the next one it counts as used
+        return self.latest + TICK > now and self.latest + MARGIN + TICK + 2 * trip >= self.turns
 
     def worth(self) -> bool:
         """Whether a report would say anything."""

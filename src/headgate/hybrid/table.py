@@ -145,9 +145,11 @@ class Table:
         """Whether an ask for *cost* units can be refused here: not if it may have to wait for what is not reported."""
         if cost < lease.deny_from:
             return False
-        if self.counter:  # what is here would count in the next window
-            return cost == self.cost or lease.balance == 0
-        return cost <= self.room - lease.mark + lease.balance  # what was spent leaves no room to refill
+        if self.counter:  # what is here would count in the next window, and so would what is being fetched
+            if cost == self.cost:
+                return lease.flight == 0 or lease.deny_until + lease.later < lease.turns
+            return lease.balance == 0 and lease.flight == 0
+        return cost <= self.room - lease.unheard - lease.mark + lease.balance  # what was spent leaves no room to refill
 
     def deny(self, lease: Lease, now: int, cost: int) -> Decision:
         """The refusal of an ask for *cost* units, from what is known here."""

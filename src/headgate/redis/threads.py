@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError
 from redis.retry import Retry
 
+from headgate.bell import Bell
 from headgate.plan import run
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
@@ -30,6 +31,7 @@ from headgate.stores import Health
 # A connection that idled longer than this is looked at before it is used: the server may have closed it.
 IDLE = 0.05  # seconds
 LONG_AGO = -math.inf
+LOOK = 0.1  # seconds after which whoever waits looks around: a signal may have lost a connection, or a word about it
 MOMENT = 0.001  # a time-out of 0 would mean: do not wait at all, and one below: a mistake
 
 
@@ -49,9 +51,9 @@ class Connections:
         self._address = address
         self._idle: deque[tuple[Any, float]] = deque()
         self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # one that an interrupt lost is none any more
-        self._changed = threading.Condition()
+        self._making = threading.RLock()  # a signal handler may want one too
+        self._waiting: OrderedDict[Bell, None] = OrderedDict()
         self._broke_at = LONG_AGO
-        self.waiting = 0
         # of one that nobody has any more, before a garbage collection finds the sockets, which would complain
         weakref.finalize(self, _disconnect, self._idle).atexit = False
 
@@ -92,9 +94,8 @@ class Connections:
             self._target.release(connection)
             return
         self._idle.append((connection, monotonic() if clean else LONG_AGO))
-        if self.waiting:
-            with self._changed:
-                self._changed.notify()
+        if self._waiting:
+            self._wake()
 
     def close(self) -> None:
         for connection in _disconnect(self._idle):
@@ -106,27 +107,51 @@ class Connections:
     def idle(self) -> int:
         return len(self._idle)
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def _another(self, until: float) -> tuple[Any, float]:
+        """Wait for one, without a lock that a signal could leave held. Whoever wakes us takes us off the list."""
+        bell = Bell()
+        try:
+            while True:
+                bell.clear()
+                self._waiting[bell] = None  # before the look: who gives one back after it must know that somebody waits
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    pass
+                if made := self._make():
+                    return made, LONG_AGO
+                left = until - monotonic()
+                if left <= 0:
+                    raise PoolExhausted(f"all {len(self._all)} connections are in use: raise max_connections")
+                bell.wait(min(left, LOOK))
+        finally:
+            self._waiting.pop(bell, None)
+            if self._idle:
+                self._wake()  # we may have been woken, and leave it
+
+    def _wake(self) -> None:
+        """Let the one who has waited longest look."""
+        try:
+            bell, _ = self._waiting.popitem(last=False)
+        except KeyError:
+            return
+        bell.set()
+
+    def _make(self) -> Any:
+        """A new one, if there may be more."""
         target = self._target
         assert isinstance(target, Target)
-        with self._changed:
-            self.waiting += 1  # before the look: who gives one back after it must know that somebody waits
-            try:
-                while len(self._all) >= target.max_connections:
-                    try:
-                        return self._idle.pop()
-                    except IndexError:
-                        pass
-                    if not self._changed.wait(until - monotonic()):
-                        raise PoolExhausted(
-                            f"all {target.max_connections} connections are in use: raise max_connections"
-                        )
-                options = target.connection_options(self._address)
-                made = target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0))
-                self._all.add(made)
-                return made, LONG_AGO
-            finally:
-                self.waiting -= 1
+        with self._making:
+            if len(self._all) >= target.max_connections:
+                return None
+            options = target.connection_options(self._address)
+            made = target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0))
+            self._all.add(made)
+            return made
 
     def _lend(self, pool: redis.ConnectionPool, until: float) -> Any:
         """One of somebody's own pool. It connects in its own time; what is asked on it has ours, if that is less."""
@@ -287,13 +312,15 @@ class ThreadLink:
             connections.give_back(connection, clean=clean)  # whatever came, even a signal
 
     def _probe_later(self, breaker: Breaker, slot: int) -> None:
-        if self.closed or not breaker.start_probe():
-            return
         arguments = (weakref.ref(self), breaker, slot)  # weak: a limiter that nobody has any more needs no probe
         try:
+            if self.closed or not breaker.start_probe():
+                return
             threading.Thread(target=_probe, args=arguments, name="headgate-probe", daemon=True).start()
-        except RuntimeError:  # no more threads here: one of the next calls may have more luck
-            breaker.end_probe()
+        except BaseException as error:  # no more threads here; or a signal, which a thread that starts may not survive
+            breaker.end_probe()  # one of the next calls may have more luck
+            if not isinstance(error, RuntimeError):
+                raise
 
     def _probe(self, slot: int) -> None:
         until = monotonic() + max(self.timeout, PROBE_TIMEOUT)

@@ -12,6 +12,7 @@ from headgate.coordination.machine import Machine, forget
 
 SLICES = 10  # of a window of failure rates
 SEEN = 30 * MICROSECONDS  # how long a report is remembered, so that it counts once however often it is sent
+SOON = MICROSECONDS  # who finds every place taken asks again no sooner, unless one is free by then for certain
 KEPT = 3_600_000  # milliseconds that a state is kept longer than it is open
 FOR_EVER = 1 << 62  # when one is forgotten that somebody forced
 
@@ -82,7 +83,8 @@ if op == 'admit' then
   if not redis.call('ZSCORE', probes, id) then
     local first = redis.call('ZRANGE', probes, 0, 0, 'WITHSCORES')[2]
     if first and redis.call('ZCARD', probes) + succeeded >= successes then  -- one may always probe: rules may change
-      return answer(0, 0, first - now)
+      local left = first - now  -- its result comes long before, as a rule: ask when it has taken twice as long
+      return answer(0, 0, math.min(left, math.max(lease - left, {SOON})))
     end
     redis.call('ZADD', probes, whole(now + lease), id)
     redis.call('PEXPIRE', probes, math.ceil(lease / 1000))
@@ -160,7 +162,8 @@ class BreakerState:
         self.probes = {probe: until for probe, until in self.probes.items() if until > now}
         if id not in self.probes:
             if self.probes and len(self.probes) + self.succeeded >= successes:
-                return self._answer(me, 0, 0, min(self.probes.values()) - now)
+                left = min(self.probes.values()) - now
+                return self._answer(me, 0, 0, min(left, max(lease - left, SOON)))
             self.probes[id] = now + lease
         return self._answer(me, 1, 1, 0)
 

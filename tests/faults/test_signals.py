@@ -1,0 +1,178 @@
+"""An exception of a signal handler in mid-call, wherever it comes: nobody else is stuck because of it."""
+
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from headgate import Limiter
+from headgate.bell import Bell
+from headgate.redis import address
+from headgate.redis.breaker import Breaker
+from headgate.redis.threads import Connections, PoolExhausted, ThreadLink
+from headgate.testing import ManualClock
+from headgate.waiting import Line, Place
+from tests.faults.clusters import wait_until
+from tests.servers import Server, free_port
+from tests.signals import done_by_another, signal_at
+
+pytestmark = pytest.mark.xdist_group("faults")
+
+
+def interrupted(prepare: Callable[[], Callable[[], object]], afterwards: Callable[[], object]) -> None:
+    """Interrupt the call that *prepare* returns at one point after the other; and *afterwards*, something else."""
+    for number in itertools.count(1):
+        came = signal_at(number, prepare())
+        afterwards()
+        if not came:
+            assert number > 1
+            return
+
+
+@pytest.fixture
+def connections(redis_server: Server) -> Iterator[Connections]:
+    """A single one."""
+    target = address.read(redis_server.url, timeout=None, connect_timeout=None, max_connections=1)
+    connections = Connections(target, target.hosts[0])
+    yield connections
+    connections.close()
+
+
+def in_20_s() -> float:
+    return time.monotonic() + 20
+
+
+def test_waiting_for_a_connection(connections: Connections) -> None:
+    used: list[Any] = []
+
+    def prepare() -> Callable[[], object]:
+        used.append(connections.borrow(in_20_s()))
+        return wait
+
+    def wait() -> None:
+        with pytest.raises(PoolExhausted):
+            connections.borrow(time.monotonic() + 0.001)
+
+    def afterwards() -> None:
+        assert done_by_another(wait)
+        assert done_by_another(lambda: connections.give_back(used.pop(), clean=True))
+        assert done_by_another(lambda: connections.give_back(connections.borrow(in_20_s()), clean=True))
+        assert (connections.in_use(), connections.idle(), connections.waiting) == (0, 1, 0)
+
+    interrupted(prepare, afterwards)
+
+
+def test_giving_back_a_connection_that_another_waits_for(connections: Connections) -> None:
+    """It gets that, or a new one if that was lost."""
+    waiters: list[threading.Thread] = []
+
+    def prepare() -> Callable[[], object]:
+        used = [connections.borrow(in_20_s())]
+        waiters.append(threading.Thread(target=borrow, daemon=True))
+        waiters[-1].start()
+        wait_until(lambda: connections.waiting == 1, "it waits")
+        return lambda: connections.give_back(used.pop(), clean=True)
+
+    def borrow() -> None:
+        connections.give_back(connections.borrow(in_20_s()), clean=True)
+
+    def afterwards() -> None:
+        gc.collect()
+        waiters[-1].join(10)
+        assert not waiters[-1].is_alive()
+        assert (connections.in_use(), connections.waiting) == (0, 0)
+
+    interrupted(prepare, afterwards)
+
+
+@pytest.mark.parametrize("timeout", [None, 5.0])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal may come in a __del__
+def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wakes it is not held up, and whoever comes later does not stand behind it."""
+    clock = ManualClock(patience=0.001)
+    limiter = Limiter("1/30d", clock=clock)
+    line, places = limiter._line, list[Place]()
+
+    def join(place: Place) -> None:
+        places.append(place)
+        Line.join(line, place)
+
+    monkeypatch.setattr(line, "join", join)
+
+    def prepare() -> Callable[[], object]:
+        limiter.reset("k")
+        limiter.try_acquire("k")
+        return partial(limiter.acquire, "k", timeout=timeout)
+
+    def afterwards() -> None:
+        gc.collect()
+        assert not line._places
+        assert all(done_by_another(place.wake) for place in places)
+        places.clear()
+        assert done_by_another(partial(limiter.refund, "k"))
+        assert done_by_another(partial(clock.advance, 6.0))
+        assert done_by_another(partial(limiter.acquire, "k"))
+
+    interrupted(prepare, afterwards)
+
+
+def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was interrupted as it began to look does not keep others from it for ever."""
+    probes: list[Breaker] = []
+
+    def probe(_link: object, breaker: Breaker, _slot: int) -> None:
+        probes.append(breaker)
+        breaker.end_probe()
+
+    class Thread(threading.Thread):
+        """Under a name of its own: one whose start is interrupted stays for ever, for other tests to count."""
+
+        def __init__(self, *, name: str, **options: Any) -> None:
+            super().__init__(name=f"not {name}", **options)
+
+    monkeypatch.setattr("headgate.redis.threads._probe", probe)
+    monkeypatch.setattr("headgate.redis.threads.threading.Thread", Thread)
+    breakers: list[Breaker] = []
+    link = ThreadLink(address.read(f"redis://127.0.0.1:{free_port()}"), "Redis")
+
+    def prepare() -> Callable[[], object]:
+        breakers.append(Breaker("Redis"))
+        return partial(link._probe_later, breakers[-1], 0)
+
+    def afterwards() -> None:
+        assert not breakers[-1]._probing or wait_until(lambda: breakers[-1] in probes, "it does so") is None
+        probes.clear()
+        link._probe_later(breakers[-1], 0)
+        wait_until(lambda: probes, "another looks")
+
+    interrupted(prepare, afterwards)
+
+
+class Unlucky:
+    """The lock of a bell, which rings while somebody waits; and just then a signal comes."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._lock, self._set = bell._quiet, bell.set
+        self.release = self._lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        self._set()
+        assert self._lock.acquire(timeout=timeout)
+        raise KeyboardInterrupt
+
+
+def test_a_bell_that_rings_as_a_signal_comes() -> None:
+    """Others hear it all the same."""
+    bell = Bell()
+    lock, bell._quiet = bell._quiet, Unlucky(bell)  # type: ignore[assignment]  # as much of a lock as is needed
+    with pytest.raises(KeyboardInterrupt):
+        bell.wait(20)
+    bell._quiet = lock
+    assert bell.is_set() and bell.wait(20) and lock.acquire(blocking=False)
+    bell.clear()
+    assert not bell.is_set() and not bell.wait(0.0)
