@@ -116,7 +116,7 @@ MUTANTS = [
         "        self.balance -= 0\n",
     ),
     Mutant("a key met again claims to know nothing", "../../../tests/hybrid/fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
-    Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.lid = self.expires = self.known = 0\n", "                self.lid = 0\n", LEASE),
+    Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.unheard = self.lid = self.expires = self.known = 0\n", "                self.lid = 0\n", LEASE),
     Mutant("a debt without a floor", "ledger.py", "max(free - debt * law.cost, -law.room)", "free - debt * law.cost", LEASE),
     Mutant("a lowered quota owes what is leased", "ledger.py", "return top if law.period else max(top, 0)", "return top", LEASE),
     Mutant("what comes back of a larger quota fills above the brim", "ledger.py", "            free = min(free, top)  # more", "            pass  # more", LEASE),
@@ -198,6 +198,14 @@ LUA = [
 MUTANTS += [Mutant(f"Lua: {name}", "script.py", old, new, TWINS) for name, old, new in LUA]
 
 
+def mutated(mutant: Mutant, place: Path) -> tuple[Path, str]:
+    """The file below *place* that *mutant* changes, and what it says then."""
+    path = Path(place, "src/headgate/hybrid", mutant.file).resolve()
+    text = path.read_text()
+    assert text.count(mutant.old) == 1, f"{mutant.name}: its place is found {text.count(mutant.old)} times"
+    return path, text.replace(mutant.old, mutant.new)
+
+
 def survives(mutant: Mutant | None) -> bool:
     """Whether the tests stay green with *mutant* in the source."""
     with tempfile.TemporaryDirectory() as place:
@@ -207,10 +215,8 @@ def survives(mutant: Mutant | None) -> bool:
         shutil.copytree(ROOT / "tests", Path(place, "tests"), ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "docs", Path(place, "docs"))
         if mutant:
-            path = Path(place, "src/headgate/hybrid", mutant.file).resolve()
-            text = path.read_text()
-            assert text.count(mutant.old) == 1, f"{mutant.name}: its place is found {text.count(mutant.old)} times"
-            path.write_text(text.replace(mutant.old, mutant.new))
+            path, text = mutated(mutant, Path(place))
+            path.write_text(text)
         tests = sorted({one.tests for one in MUTANTS}) if mutant is None else [mutant.tests]
         command = [
             sys.executable,
@@ -237,6 +243,8 @@ def chosen(words: list[str]) -> Iterator[Mutant]:
 
 
 def main() -> None:
+    for mutant in MUTANTS:
+        mutated(mutant, ROOT)
     survives(None)
     alive = 0
     for mutant in chosen(sys.argv[1:]):
