@@ -97,6 +97,18 @@ def test_nothing_is_leased_that_would_count_in_the_window_of_who_was_told_to_wai
     assert alone.take(permits)
 
 
+def test_what_is_held_of_a_window_may_have_run_out_when_somebody_comes_for_it() -> None:
+    """It was told to come when the window is over, and no slow report moves that."""
+    alone = Alone("5/second", "fixed_window", "low", 1_700_000_009, stalls=True, seed=1026)
+    steps = [(0.2, 1), (0.1, 5), (0.7, 5), (0.1, 1), (1.0, 1), (0.7, 1), (0.2, 5), (0.8, 1), (0.2, 1), (0.39, 1)]
+    for seconds, permits in steps:
+        alone.sleep(seconds)
+        made = alone.take(permits)
+    assert not made
+    alone.sleep(made.retry_after)
+    assert alone.take()
+
+
 def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """So nobody who asks for several is refused here while a report is under way: it waits for the reply."""
     alone = Alone("5/second", "sliding_window_counter", start=1_700_000_000)
