@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -182,13 +183,19 @@ def hybrid(plan: Plan, url: str, results: Results, progress: Progress, report: R
         keep(results, "hybrid", rows, [worker])
     report.times(f"Hybrid, one warm key, one thread, Redis behind it ({name})", rows)
     found: dict[str, Any] = {}
-    progress.begin("hybrid", 2)
-    for what in ("figures", "weight"):
+    weights = []
+    progress.begin("hybrid", 4)
+    for what in ("figures", "weight", "weight", "weight"):  # what a process grows by is never twice the same
         progress.step(what)
         with Worker(name, {"part": "hybrid figures", "libraries": [figures.HYBRID], "url": url}, path) as child:
             message = child.run(figures.HYBRID, what)
-        found |= message.get("result", message)
+        result = message.get("result", message)
+        found |= result
+        if "bytes_per_key" in result:
+            weights.append(result["bytes_per_key"])
     progress.end()
+    if weights:
+        found |= {"bytes_per_key": statistics.median(weights), "bytes_per_key_rounds": weights}
     results.parts["hybrid figures"] = found
     results.bars += figures.hybrid_bars(rows, found, name)
 

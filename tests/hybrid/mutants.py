@@ -108,7 +108,7 @@ MUTANTS = [
         "self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN",
         "self.expires = now + lasts",
     ),
-    Mutant("a lease outlives its window", "lease.py", "lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl", "lasts = self.ttl"),
+    Mutant("a lease outlives its window", "lease.py", "lasts = 1000 * (min(ask.ttl, reply.ends) if reply.ends else ask.ttl)", "lasts = 1000 * ask.ttl"),
     Mutant(
         "what goes back stays here",
         "lease.py",

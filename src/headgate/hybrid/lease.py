@@ -54,7 +54,6 @@ class Lease:
         "expires",
         "flight",
         "glance",
-        "held",
         "home",
         "ill",
         "key",
@@ -80,7 +79,6 @@ class Lease:
         "share",
         "slot",
         "there",
-        "ttl",
         "turns",
         "unheard",
     )
@@ -109,13 +107,11 @@ class Lease:
         self.known = 0  # until then the ledger may know it, though it is over here: it can still be told of
         self.ack = ack
         self.flight = 0  # the number of the report under way, 0 for none
-        self.held = 0
         self.returned = 0
         self.refund = 0
         self.debt = 0
         self.doubt = 0  # of the debt: told, and perhaps charged; no reply has come to say so
         self.sent_at = 0
-        self.ttl = 0
         # demand, and what follows from it
         self.mark = 0  # the balance as it would be with nothing spent since the last count
         self.unheard = 0  # units spent before that, of which Redis may not have heard yet
@@ -163,16 +159,15 @@ class Lease:
         self.balance -= times(give, law.cost)
         self.mark = self.balance
         self.returned += give
-        self.held = self.balance // law.cost
         self.flight = seq
         self.doubt = max(self.doubt, self.debt)
         self.sent_at = now
-        self.ttl = SPARE_TTL if spare else max(TTL, 3 * self.pause)
+        ttl = SPARE_TTL if spare else max(TTL, 3 * self.pause)
         self.low = -1
         milli = int(self.demand * 1000)
         return Ask(
-            op, node, self.lid, seq, self.ack, self.held, self.returned, self.refund, self.debt, needs, want, spare,
-            milli, self.ttl // 1000,
+            op, node, self.lid, seq, self.ack, self.balance // law.cost, self.returned, self.refund, self.debt, needs,
+            want, spare, milli, ttl // 1000,
         )  # fmt: skip
 
     def accept(self, now: int, reply: Reply, ask: Ask, law: Law, style: Style, trip: int) -> bool:
@@ -193,7 +188,7 @@ class Lease:
         self.debt -= ask.debt
         self.doubt = 0
         self.share = 0
-        lost = self.held - (reply.out - reply.lease)
+        lost = ask.held - (reply.out - reply.lease)
         if lost > 0:  # a failover lost a grant: what is not counted there must not be spent here
             missing = min(times(lost, law.cost), self.balance)
             self.balance -= missing
@@ -201,7 +196,7 @@ class Lease:
         granted = times(reply.lease, law.cost)
         self.balance += granted
         self.mark += granted
-        lasts = min(self.ttl, reply.ends * 1000) if reply.ends else self.ttl
+        lasts = 1000 * (min(ask.ttl, reply.ends) if reply.ends else ask.ttl)
         self.expires = self.sent_at + lasts - lasts // 1000 - MARGIN
         self.known = now + lasts
         self.ends = now + reply.ends * 1000 if reply.ends else 0  # callers are told to come then
@@ -339,8 +334,8 @@ class Lease:
         if self.balance > 0:
             if now >= self.expires:  # it came too late to be spent: that is renewed, or goes back to who asks
                 self.deny_until, self.due = 0, now
-            elif not reply.ends or self.ttl < reply.ends * 1000:  # to report is to renew
-                self.due = min(self.due, max(self.expires - self.ttl // 4, now + shortest))
+            elif not reply.ends or ask.ttl < reply.ends:  # to report is to renew
+                self.due = min(self.due, max(self.expires - ask.ttl * 250, now + shortest))
             else:
                 self.due = min(self.due, self.ends)  # a window starts with nothing
         self._look_out(now, law)
