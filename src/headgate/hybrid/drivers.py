@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
 from headgate.plan import arun, run
-from headgate.processes import before_exit
+from headgate.processes import before_exit, renew_after_fork
 from headgate.redis.address import Target
 from headgate.redis.loops import LoopLink
 from headgate.redis.lua import Eval
@@ -39,6 +38,7 @@ class ThreadSynchroniser(Synchroniser):
         super().__init__(store)
         self._prepare()
         _THREADS.add(self)
+        renew_after_fork(self)
 
     def _prepare(self) -> None:
         """Have no thread yet."""
@@ -49,8 +49,8 @@ class ThreadSynchroniser(Synchroniser):
         self._nudging: set[int] = set()  # threads that start the thread: a handler there cannot wait for it
         self._wake_loop: Callable[[], object] | None = None
 
-    def renew(self) -> None:
-        super().renew()
+    def after_fork(self) -> None:
+        super().after_fork()
         self._prepare()
 
     def nudge(self) -> None:
@@ -167,6 +167,7 @@ class LoopSynchroniser(Synchroniser):
         with suppress(StopIteration):
             self._end.asend(None).send(None)  # to its yield; an event loop that ends closes generators that have begun
         _LOOPS.add(self)
+        renew_after_fork(self)
 
     def nudge(self) -> None:
         self._nudged = True
@@ -236,14 +237,6 @@ async def _until_the_end(driver: weakref.ref[LoopSynchroniser]) -> AsyncGenerato
         alive = driver()
         if alive is not None:
             await alive.aleave(monotonic() + FAREWELL)
-
-
-def _after_fork() -> None:
-    for synchroniser in [*_THREADS, *_LOOPS]:
-        synchroniser.renew()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _farewell() -> None:

@@ -44,7 +44,7 @@ class Synchroniser:
         self.read_clock = nanoseconds(store.clock)
         self._slept = asleep()
 
-    def renew(self) -> None:
+    def after_fork(self) -> None:
         """In the child of a fork: nothing is held, and nobody drives."""
         self.node.renew()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from redis.retry import Retry
 
 from headgate.bell import Bell
 from headgate.plan import run
+from headgate.processes import renew_after_fork
 from headgate.redis.address import Address, Target
 from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, broke, pauses
@@ -210,17 +210,6 @@ def read_both(connection: Any) -> Any:
     return reply
 
 
-_LINKS: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for link in _LINKS:
-        link._start()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 class ThreadLink:
     """A Redis, single, behind Sentinels or a Cluster, for threads. Safe after a fork: the child starts anew."""
 
@@ -228,10 +217,11 @@ class ThreadLink:
         self._source = source
         self._shown = shown
         self.timeout = source.timeout if isinstance(source, Target) else 1.0  # a client's own time-outs count then
-        self._start()
-        _LINKS.add(self)
+        self.after_fork()
+        renew_after_fork(self)
 
-    def _start(self) -> None:
+    def after_fork(self) -> None:
+        """Know nothing yet: the connections of a parent are the parent's."""
         source = self._source
         self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
         self._nodes: dict[Address, Connections] = {}

@@ -9,10 +9,8 @@ new key is refused until the first of them expires.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Final, NoReturn
@@ -24,6 +22,7 @@ from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
 from headgate.compiler import mypyc_attr
 from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
+from headgate.processes import renew_after_fork
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores import NO_PICKLE, Health, StoreHealth
 
@@ -40,9 +39,6 @@ _SWEEP_KEYS: Final = 8
 _CANDIDATES: Final = 8  # states looked at to make room when full
 
 
-_STORES: Any = weakref.WeakSet()
-
-
 @mypyc_attr(native_class=False)
 class MemoryStore:
     """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
@@ -57,7 +53,7 @@ class MemoryStore:
         # handler that asks the limiter itself gets an answer.
         self.lock = threading.RLock()
         self.tables: dict[object, Table] = {}
-        _STORES.add(self)
+        renew_after_fork(self)
 
     def after_fork(self) -> None:
         """A thread that held the lock is not in the child: start with a new one."""
@@ -389,12 +385,3 @@ class AsyncTable:
 
     def within(self, seconds: float) -> AsyncTable:
         return self
-
-
-def _after_fork() -> None:
-    for store in _STORES:
-        store.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
