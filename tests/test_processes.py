@@ -147,15 +147,27 @@ def hold_in_a_loop(url: str) -> None:
     asyncio.run(hold(AsyncHybridLimiter("1000/day", store=url)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_event_loop_of_a_child_of_multiprocessing_gives_back(method: str, redis_server: Server) -> None:
+def hold_in_a_thread(url: str) -> None:
+    limiter = HybridLimiter("1000/day", store=url)
+    while limiter.stats().held < 2:
+        assert limiter.try_acquire("k")
+
+
+def run_child(method: str, target: Callable[[str], None], url: str) -> None:
+    """Let `multiprocessing` do *target* in a child, to its end."""
     context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=target, args=(url,))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        child = context.Process(target=hold_in_a_loop, args=(redis_server.patient_url,))
         child.start()
     child.join(50)
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("target", [hold_in_a_thread, hold_in_a_loop])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_of_multiprocessing_gives_back(method: str, target: Any, redis_server: Server) -> None:
+    run_child(method, target, redis_server.patient_url)
     assert redis_server.names() and out(redis_server) == 0
 
 
@@ -168,13 +180,7 @@ def release_late(url: str) -> None:
 
 
 def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_server: Server) -> None:
-    context: Any = multiprocessing.get_context("fork")
-    child = context.Process(target=release_late, args=(redis_server.url,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-    child.join(50)
-    assert child.exitcode == 0
+    run_child("fork", release_late, redis_server.url)
     assert Lock("k", store=redis_server.patient_url).acquire(timeout=0)
 
 

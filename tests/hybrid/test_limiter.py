@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -317,23 +316,6 @@ def test_an_exit_gives_back(script: str, redis_server: Server) -> None:
     assert out(redis_server) == 0
     with HybridLimiter("1000/day", store=redis_server.url) as limiter:
         assert limiter.peek("k", 0).remaining == 1000 - spent
-
-
-def hold(url: str) -> None:
-    """In a child."""
-    limiter = HybridLimiter("1000/day", store=url)
-    while limiter.stats().held < 2:
-        assert limiter.try_acquire("k")
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_of_multiprocessing_gives_back(method: str, redis_server: Server) -> None:
-    context: Any = multiprocessing.get_context(method)
-    child = context.Process(target=hold, args=(redis_server.patient_url,))
-    child.start()
-    child.join(50)
-    assert child.exitcode == 0
-    assert redis_server.names() and out(redis_server) == 0
 
 
 def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
