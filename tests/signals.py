@@ -1,11 +1,42 @@
 """An exception of a signal handler, at every point where one may come."""
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 OURS = ("timers.py", "bell.py", "threads.py", "threading.py", "waiting.py")
+
+
+def interrupt(
+    number: int, call: Callable[[], object], handler: Callable[[], object], *, at: str, files: Callable[[str], bool]
+) -> bool:
+    """Whether *handler* ran within *call*, at the event (*at* a "line", a "return") of that *number* in these *files*.
+
+    Meanwhile no garbage is collected: what earlier tests left behind has lines and returns of its own.
+    """
+    left, before = number, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if not files(frame.f_code.co_filename):
+            return None
+        left -= event == at
+        if event == at and left == 0:
+            handler()
+        return trace
+
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return left <= 0
 
 
 def signal_at(number: int, call: Callable[[], object]) -> bool:
@@ -13,25 +44,16 @@ def signal_at(number: int, call: Callable[[], object]) -> bool:
 
     It is there that Python looks for signals.
     """
-    left, before = number, sys.gettrace()
+    came = False
 
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(OURS):
-            return None
-        left -= event == "return"
-        if left == 0:
-            raise KeyboardInterrupt
-        return trace
+    def handler() -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
 
-    sys.settrace(trace)
-    try:
-        call()
-    except (KeyboardInterrupt, RuntimeError):  # an error of the standard library's, which stumbles over it
-        pass
-    finally:
-        sys.settrace(before)
-    return left <= 0
+    with suppress(KeyboardInterrupt, RuntimeError):  # an error of the standard library's, which stumbles over it
+        interrupt(number, call, handler, at="return", files=lambda name: name.endswith(OURS))
+    return came
 
 
 def done_by_another(call: Callable[[], object]) -> bool:

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
 import headgate
 from headgate import HybridLimiter
 from tests.servers import Server
+from tests.signals import interrupt
 
-HERE = (str(Path(headgate.__file__).parent / "hybrid"), "threading.py")
+HERE = str(Path(headgate.__file__).parent / "hybrid")
 PLENTY = 1000  # lines, more than any call has
 
 
-def interrupt(line: int, call: Callable[[], object], handler: Callable[[], object], at: str = "line") -> bool:
-    """Run *call*, and *handler* in between, before the *line*-th line (or *at* return) of ours; are there so many?"""
-    left = line
-
-    def each(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if not (frame.f_code.co_filename.startswith(HERE[0]) or frame.f_code.co_filename.endswith(HERE[1])):
-            return None
-        if event == at:
-            left -= 1
-            if left == 0:
-                handler()
-        return each
-
-    before = sys.gettrace()
-    sys.settrace(each)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return left <= 0
+def ours(name: str) -> bool:
+    return name.startswith(HERE) or name.endswith("threading.py")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +52,7 @@ def test_a_signal_handler_between_any_two_lines(
                 limiter.refund(key, 1)
                 degraded += limiter.try_acquire(f"{key} from within").degraded
 
-            more = interrupt(lines, partial(calls[interrupted], key), handler)
+            more = interrupt(lines, partial(calls[interrupted], key), handler, at="line", files=ours)
     assert 2 < lines < PLENTY and degraded < lines  # compiled there are few
     with HybridLimiter("100/day", store=redis_server.patient_url) as other:
         for line in range(1, lines):
@@ -90,9 +68,12 @@ def test_a_signal_handler_closes_the_limiter(interrupted: str, redis_server: Ser
             "peek": lambda key: limiter.peek(key, 3),
         }
         lines = 0
-        while interrupt(lines + 1, partial(calls[interrupted], f"k{lines}"), limiter._gate.close) and lines < PLENTY:
+        more = True
+        while more and lines < PLENTY:
             lines += 1
-        assert 5 < lines < PLENTY
+            call = partial(calls[interrupted], f"k{lines}")
+            more = interrupt(lines, call, limiter._gate.close, at="line", files=ours)
+        assert 6 < lines < PLENTY
         assert limiter.try_acquire("afterwards") and not limiter.try_acquire("afterwards", 7).degraded
 
 
@@ -115,7 +96,7 @@ def test_an_exception_of_a_signal_handler_leaves_no_lock_behind(interrupted: str
             returns += 1
             more = False
             try:
-                interrupt(returns, partial(calls[interrupted], f"k{returns}"), handler, "return")
+                interrupt(returns, partial(calls[interrupted], f"k{returns}"), handler, at="return", files=ours)
             except Interrupted:
                 more = True
             ask = threading.Thread(
