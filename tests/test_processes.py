@@ -11,8 +11,8 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import redis
 import headgate
 from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter, RateLimited
 from headgate.clock import SYSTEM_CLOCK
-from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, StoreUnavailable, WaitQueue, crowd, errand
+from headgate.coordination import place as places
 from headgate.fallback import Fallback
 from headgate.rule import Rule
 from headgate.stores import RedisStore
@@ -94,6 +95,71 @@ def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
     with fallback._lock:
         in_child(lambda: fallback.claim("k") == 0)
     assert fallback.claim("k") == 3
+
+
+@contextmanager
+def held_elsewhere(*locks: Any) -> Iterator[None]:
+    """Another thread has these locks; it is not in the child, where nobody will release them."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold_all() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=hold_all)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis"])
+def test_a_forked_child_coordinates_while_its_parents_threads_do(kind: str, redis_server: Server) -> None:
+    url = redis_server.patient_url if kind == "redis" else "memory://"
+    queue, lock = WaitQueue("forks", store=url), Lock("forks", store=url)
+    place: Any = lock._plans.site.place
+    queue.enqueue("first")
+    waits = threading.Thread(target=queue.wait, args=("first",))
+    waits.start()
+    until(lambda: crowd._CROWDS)
+    assert lock.acquire()  # somebody renews it
+    listens = getattr(place, "_subscription", None)
+    assert (listens is None) == (kind == "memory")
+
+    def coordinate() -> bool:
+        assert not crowd._CROWDS
+        done = threading.Event()
+        place.timers.later(0.0, done.set)
+        assert done.wait(), "by a thread of our own"
+        assert Lock("of the child", store=url).acquire(timeout=0)
+        stands = threading.Thread(target=WaitQueue("of the child", store=url).wait, args=("one",), daemon=True)
+        stands.start()
+        until(lambda: crowd._CROWDS)
+        return kind == "memory" or place._subscription is not listens  # whose connection is the parent's
+
+    with held_elsewhere(crowd._LOCK, places._MAKING, place._lock, place.timers._lock):
+        in_child(coordinate)
+    assert queue.dequeue() == "first"
+    waits.join()
+    lock.release()
+
+
+def test_a_forked_child_leaves_errands_to_its_parent(mortal_server: Server) -> None:
+    lock = Lock("k", store=mortal_server.patient_url)
+    assert lock.acquire()
+    mortal_server.kill()
+    with suppress(StoreUnavailable):
+        lock.release()  # is tried again and again
+    assert errand._UNDER_WAY
+    in_child(lambda: not errand._UNDER_WAY)
+    mortal_server.restart()
+    until(lambda: not errand._UNDER_WAY)
 
 
 # ------------------------------------------------------------------------------------------------------- event loops

@@ -26,13 +26,17 @@ def renew_after_fork(thing: Forked) -> None:
     _ALL.add(thing)
 
 
-def _after_fork() -> None:
+def in_each_child(call: Callable[[], object]) -> Callable[[], object]:
+    """Do that in the child of every fork, where there are forks: for what a module has only one of."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+    return call
+
+
+@in_each_child
+def _renew_all() -> None:
     for thing in list(_ALL):
         thing.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def before_exit(farewell: Callable[[], object]) -> Callable[[], None]:

@@ -7,7 +7,6 @@ the place does it (see `headgate.coordination.timers`): an event loop that has 1
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from headgate.coordination.place import Place, serves
 from headgate.coordination.site import RETRY, Site, Turn
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
+from headgate.processes import in_each_child
 
 ALIVE = 5.0  # seconds without a word after which whoever waits is taken for dead
 BEAT = 2.0  # seconds between two words
@@ -148,11 +148,8 @@ def standing(site: Site, id: str, waiter: str, turn: Turn) -> Iterator[Standing]
                 del _CROWDS[key]
 
 
+@in_each_child
 def _after_fork() -> None:
     global _LOCK
     _LOCK = threading.RLock()
     _CROWDS.clear()  # they are the parent's
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -7,7 +7,6 @@ the loop ends before it is done. A process that ends waits a moment for what is 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Step
 from headgate.coordination.place import serves
 from headgate.errors import StoreUnavailable
-from headgate.processes import before_exit
+from headgate.processes import before_exit, in_each_child
 
 if TYPE_CHECKING:
     from headgate.coordination.site import Site
@@ -102,5 +101,4 @@ def _at_exit() -> None:
 
 
 _promise = before_exit(_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_UNDER_WAY.clear)  # the parent sees to its own
+in_each_child(_UNDER_WAY.clear)  # the parent sees to its own

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step, wake
 from headgate.coordination.timers import Timers
+from headgate.processes import renew_after_fork
 from headgate.stores import NO_PICKLE
 from headgate.waiting import Line
 
@@ -26,11 +27,12 @@ class Memory:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.timers = _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
-        self.restart()
-        self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
-
-    def restart(self) -> None:
         self.line = Line()
+        self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
         self._lock = threading.RLock()
 
     def __reduce__(self) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import weakref
@@ -12,6 +11,7 @@ from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.memory import Memory
 from headgate.coordination.timers import Timers
+from headgate.processes import in_each_child
 from headgate.stores import Store, StoreOptions, open_store
 from headgate.stores.memory import MemoryStore
 from headgate.waiting import Line
@@ -36,9 +36,6 @@ class Place(Protocol):
     def check(self, *, tasks: bool) -> None: ...
     def listen(self, channel: str) -> None: ...
     def leave(self, channel: str) -> None: ...
-    def restart(self) -> None:
-        """Begin anew in the child of a fork: who waits there is the parent's."""
-
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
 
@@ -56,7 +53,6 @@ def serves(place: Place, *, tasks: bool) -> bool:
 # the system's clock are kept; those of a test's clock live as long as their tools, those of a store as long as it.
 _PLACES: weakref.WeakValueDictionary[tuple[str, int], Place] = weakref.WeakValueDictionary()
 _KEPT: list[Place] = []
-_ALL: weakref.WeakSet[Place] = weakref.WeakSet()
 _MAKING = threading.Lock()
 
 
@@ -68,14 +64,12 @@ def place_of(store: str | Store, clock: Clock | None) -> Place:
             place: Place | None = getattr(store, "_coordination", None)
             if place is None:
                 place = _make(store, None)
-                _ALL.add(place)
                 setattr(store, "_coordination", place)  # noqa: B010  # no store needs to know of us
             return place
         key = (store, id(clock or SYSTEM_CLOCK))
         place = _PLACES.get(key)
         if place is None:
             place = _PLACES[key] = _make(store, clock)
-            _ALL.add(place)
             if clock is None:
                 _KEPT.append(place)
         return place
@@ -95,12 +89,7 @@ def _make(store: str | Store, clock: Clock | None) -> Place:
     return Redis(cast("RedisStore", opened), owned)
 
 
+@in_each_child
 def _after_fork() -> None:
     global _MAKING
     _MAKING = threading.Lock()
-    for place in list(_ALL):
-        place.restart()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

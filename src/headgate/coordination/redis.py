@@ -18,6 +18,7 @@ from headgate.coordination.memory import POLL, Memory
 from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
+from headgate.processes import renew_after_fork
 from headgate.redis.address import Target
 from headgate.redis.lua import Eval, Lua
 from headgate.stores import NO_PICKLE
@@ -40,7 +41,9 @@ class Redis:
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self.poll = POLL if self._target else POLL_UNHEARD
         self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
-        self.restart()
+        self.line = Line()
+        self.after_fork()
+        renew_after_fork(self)
 
     def check(self, *, tasks: bool) -> None:
         """A client of redis-py that was handed in serves threads or tasks, not both."""
@@ -49,9 +52,7 @@ class Redis:
         if tasks and isinstance(self.store._source, ConnectionPool):
             raise TypeError("the store was given a redis.Redis: use it with the tools for threads, or give it a URL")
 
-    def restart(self) -> None:
-        self.fallback.restart()
-        self.line = Line()
+    def after_fork(self) -> None:
         self._subscription: Subscription | None = None
         self._lock = threading.Lock()
 

@@ -12,20 +12,17 @@ import heapq
 import itertools
 import logging
 import math
-import os
 import threading
-import weakref
 from collections.abc import Callable
 
 from headgate.clock import MICROSECONDS, Clock
+from headgate.processes import renew_after_fork
 
 logger = logging.getLogger("headgate")
 
 MOST = 16  # threads
 LOOK = 1.0  # seconds
 LOOKS = 10  # with nothing to do, before a thread ends
-
-_ALL: weakref.WeakSet[Timers] = weakref.WeakSet()
 
 
 class Timer:
@@ -57,10 +54,11 @@ class Timers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_hand: Callable[[float, Callable[[], object]], object] | None = getattr(clock, "call_later", None)
-        self.restart()
-        _ALL.add(self)
+        self.after_fork()
+        renew_after_fork(self)
 
-    def restart(self) -> None:
+    def after_fork(self) -> None:
+        """Forget what is to be done: the parent renews what the parent holds."""
         # A garbage collection may call us while we hold it. It is taken as it is, and not through the condition, whose
         # way in is Python: a signal there would leave it held for ever.
         self._lock = threading.RLock()
@@ -139,12 +137,3 @@ class Timers:
             self._changed.wait(wait)
         finally:
             self._waiting -= 1
-
-
-def _after_fork() -> None:
-    for timers in _ALL:
-        timers.restart()  # the parent renews what the parent holds
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
