@@ -26,7 +26,7 @@ from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, StoreUn
 from headgate.coordination import place as places
 from headgate.fallback import Fallback
 from headgate.rule import Rule
-from headgate.stores import RedisStore
+from headgate.stores import MemoryStore, RedisStore
 from tests.clocks import until, until_async
 from tests.hybrid.test_limiter import out
 from tests.servers import Server
@@ -51,6 +51,28 @@ def in_child(promise: Callable[[], object]) -> None:
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@contextmanager
+def held_elsewhere(*locks: Any) -> Iterator[None]:
+    """Another thread has these locks; it is not in the child, where nobody will release them."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold_all() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=hold_all)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        go_on.set()
+        thread.join()
 
 
 # ------------------------------------------------------------------------------------------------------------- forks
@@ -80,6 +102,14 @@ def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redi
         stays.join()
 
 
+def test_a_forked_child_asks_memory_while_its_parents_threads_do() -> None:
+    store = MemoryStore()
+    limiter = Limiter("5/day", store=store)
+    assert limiter.try_acquire("k", 3)
+    with held_elsewhere(store.lock):
+        in_child(lambda: limiter.try_acquire("k", 2) and len(store) == 1 and limiter.peek("k").remaining == 0)
+
+
 def test_a_forked_child_looks_at_the_server_while_its_parent_does(redis_server: Server) -> None:
     store = RedisStore(redis_server.patient_url)
     with store._health_lock:  # as a thread of the parent has it, which is not in the child
@@ -95,28 +125,6 @@ def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
     with fallback._lock:
         in_child(lambda: fallback.claim("k") == 0)
     assert fallback.claim("k") == 3
-
-
-@contextmanager
-def held_elsewhere(*locks: Any) -> Iterator[None]:
-    """Another thread has these locks; it is not in the child, where nobody will release them."""
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold_all() -> None:
-        with ExitStack() as stack:
-            for lock in locks:
-                stack.enter_context(lock)
-            held.set()
-            go_on.wait()
-
-    thread = threading.Thread(target=hold_all)
-    thread.start()
-    held.wait()
-    try:
-        yield
-    finally:
-        go_on.set()
-        thread.join()
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])

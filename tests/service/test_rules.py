@@ -279,7 +279,7 @@ BAD_YAML = [
 ]
 
 
-@pytest.mark.parametrize("text, line, says", BAD_YAML)
+@pytest.mark.parametrize("text, line, says", BAD_YAML, ids=[text[-30:] for text, _, _ in BAD_YAML])
 def test_a_bad_yaml_file_too(tmp_path: Path, text: str, line: int, says: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
