@@ -26,12 +26,16 @@ pytestmark = pytest.mark.xdist_group("faults")
 
 def interrupted(prepare: Callable[[], Callable[[], object]], afterwards: Callable[[], object]) -> None:
     """Interrupt the call that *prepare* returns at one point after the other; and *afterwards*, something else."""
-    for number in itertools.count(1):
-        came = signal_at(number, prepare())
-        afterwards()
-        if not came:
-            assert number > 1
-            return
+    gc.freeze()  # what there is already need not be looked at again each time
+    try:
+        for number in itertools.count(1):
+            came = signal_at(number, prepare())
+            afterwards()
+            if not came:
+                assert number > 1
+                return
+    finally:
+        gc.unfreeze()
 
 
 @pytest.fixture
