@@ -16,6 +16,8 @@ from tests.signals import interrupt
 HERE = str(Path(headgate.__file__).parent / "hybrid")
 PLENTY = 1000  # lines, more than any call has
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 def ours(name: str) -> bool:
     return name.startswith(HERE) or name.endswith("threading.py")
@@ -103,6 +105,6 @@ def test_an_exception_of_a_signal_handler_leaves_no_lock_behind(interrupted: str
                 target=lambda key=f"again{returns}": answers.append(limiter.try_acquire(key).allowed), daemon=True
             )
             ask.start()
-            ask.join(10)
+            ask.join(30)
             assert not ask.is_alive(), f"it hangs after an exception at return {returns}"
         assert 3 < returns < PLENTY and all(answers)
