@@ -14,8 +14,6 @@ from tests.clocks import PATIENCE, until_async
 from tests.hybrid.test_limiter import KINDS, SLOW, out
 from tests.servers import Server
 
-pytestmark = pytest.mark.usefixtures("unhurried")
-
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_as_many_as_the_quota_says(kind: str, redis_server: Server) -> None:

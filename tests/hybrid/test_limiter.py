@@ -36,8 +36,6 @@ from tests.servers import Server
 KINDS = ["token_bucket", "gcra", "fixed_window", "sliding_window_counter"]
 SLOW = "100/360d"  # nothing to speak of refills while a test runs, and no window ends at midnight
 
-pytestmark = pytest.mark.usefixtures("unhurried")
-
 
 def name_of(key: str, kind: str = "token_bucket") -> str:
     return f"rate_limiter:hybrid:{kind}:{{{key}}}"

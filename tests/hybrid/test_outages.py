@@ -20,8 +20,6 @@ from headgate.testing import ManualClock
 from tests.clocks import PATIENCE, WatchedClock, until
 from tests.servers import Server
 
-pytestmark = pytest.mark.usefixtures("unhurried")
-
 
 class Cut(RedisStore):
     """A store whose network can be cut and mended; what is cut fails at once."""

@@ -16,8 +16,6 @@ from tests.signals import interrupt
 HERE = str(Path(headgate.__file__).parent / "hybrid")
 PLENTY = 1000  # lines, more than any call has
 
-pytestmark = pytest.mark.usefixtures("unhurried")
-
 
 def ours(name: str) -> bool:
     return name.startswith(HERE) or name.endswith("threading.py")

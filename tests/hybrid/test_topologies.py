@@ -48,7 +48,6 @@ def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
         assert not any(limiter.try_acquire(key) for key in keys), "closed limiters gave back nothing that was spent"
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
     cluster.flush()
     with HybridLimiter("20/day", store=cluster.url + PATIENT, on_store_error="deny") as limiter:
