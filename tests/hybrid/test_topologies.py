@@ -14,11 +14,12 @@ import pytest
 from headgate import AsyncHybridLimiter, HybridLimiter
 from headgate.redis.lua import slot_of
 from tests.clocks import until
-from tests.faults.clusters import Cluster, Member, Sentinels, slots_of
+from tests.faults.clusters import Cluster, Member, Sentinels, slots_of, wait_until
 from tests.servers import KINDS
 
 pytestmark = [pytest.mark.xdist_group("hybrid-topologies"), pytest.mark.bounded(60)]
 PATIENT = "?timeout=20&connect_timeout=20"
+SICK = slots_of(0)  # of a server that is frozen
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +74,15 @@ async def test_keys_all_over_a_cluster_for_asyncio(cluster: Cluster) -> None:
 
 
 def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
+    def ordered() -> bool:
+        sentinels.fail_over()
+        return True
+
     with HybridLimiter("5000/day", store=sentinels.url + PATIENT, on_store_error="deny") as limiter:
         admitted = 0
         while limiter.stats().held < 20:
             admitted += limiter.try_acquire("k").allowed
-        sentinels.fail_over()
+        wait_until(ordered, "the Sentinels find everybody well, and obey")
         sentinels.wait_for_failover()
         before = limiter.stats().trips
 
@@ -91,24 +96,25 @@ def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
     assert admitted <= 2 * 5000, "what a failover forgets is bounded by the capacity"
 
 
-def keys_at(index: int, *, there: bool) -> Iterator[str]:
-    """Keys that lie at the primary of that number, or that do not."""
+def keys_in(slots: range, *, there: bool) -> Iterator[str]:
+    """Keys that lie in *slots*, or that do not."""
     for number in itertools.count():
         key = f"user:{number}"
-        if (slot_of("{" + key + "}") in slots_of(index)) == there:
+        if (slot_of("{" + key + "}") in slots) == there:
             yield key
 
 
 @pytest.fixture
 def frozen(cluster: Cluster) -> Iterator[Member]:
-    """The first primary, which a test may freeze."""
+    """The primary of `SICK`, which a test may freeze."""
     cluster.flush()
-    yield cluster.members[0]
-    cluster.members[0].thaw()
+    frozen = cluster.primary(SICK[0])
+    yield frozen
+    frozen.thaw()
 
 
 def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster, frozen: Member) -> None:
-    sick, well, timeout = keys_at(0, there=True), keys_at(0, there=False), 2.0
+    sick, well, timeout = keys_in(SICK, there=True), keys_in(SICK, there=False), 1.0
     stood_still = 0
     with HybridLimiter("20/day", store=f"{cluster.url}?timeout={timeout}", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
@@ -124,12 +130,12 @@ def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster
                 until(lambda key=fine: not limiter.try_acquire(key).degraded)
             else:
                 assert made.allowed and not made.degraded
-        assert stood_still <= 3
+        assert stood_still <= 5
         frozen.thaw()  # nor does closing have to wait for it
 
 
 def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Cluster, frozen: Member) -> None:
-    sick, well = keys_at(0, there=True), keys_at(0, there=False)
+    sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
     with HybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
         frozen.freeze()
@@ -145,7 +151,7 @@ def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Clust
 
 
 async def test_the_same_for_asyncio(cluster: Cluster, frozen: Member) -> None:
-    sick, well = keys_at(0, there=True), keys_at(0, there=False)
+    sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
     async with AsyncHybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
         assert await limiter.try_acquire(next(sick)) and await limiter.try_acquire(next(well))
         frozen.freeze()
