@@ -17,7 +17,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
+def nobody_else() -> Iterator[None]:
     """Nobody whom a test did not close takes a spare permit from the next one, which uses the same server."""
     _dismiss_all()
     yield
@@ -28,4 +28,6 @@ def _dismiss_all() -> None:
     for driver in list(drivers._THREADS):
         for member in list(driver.node.everybody):
             member.dismiss()
-            driver.settle(member, PATIENCE)
+            driver.settle(member, 5.0)
+        with driver.node.lock:
+            driver.node.leaving.drop_all()  # no test waits for what another could not tell
