@@ -29,8 +29,8 @@ from headgate.hybrid.protocol import STYLES
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import until
-from tests.hybrid.test_outages import Held
+from tests.clocks import WatchedClock, until
+from tests.hybrid.test_outages import Held, looked_around
 from tests.servers import Server
 
 KINDS = ["token_bucket", "gcra", "fixed_window", "sliding_window_counter"]
@@ -59,7 +59,7 @@ def test_as_many_as_the_quota_says(kind: str, any_redis_server: Server) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_limiters_share_one_limit(kind: str, redis_server: Server) -> None:
-    clock = ManualClock()
+    clock = WatchedClock()
     limiters = [HybridLimiter(SLOW, algorithm=kind, store=redis_server.url, clock=clock) for _ in range(4)]
     admitted = 0
     for turn in range(400):
@@ -69,6 +69,7 @@ def test_several_limiters_share_one_limit(kind: str, redis_server: Server) -> No
     def all_spent() -> bool:  # what one holds in vain goes back, a spare after 20 seconds, and another has it
         nonlocal admitted
         clock.advance(0.1)
+        until(looked_around, clock, *limiters)
         admitted += limiters[0].try_acquire("k").allowed
         return admitted >= 100
 
@@ -445,7 +446,7 @@ def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: p
 
 
 def test_idle_keys_are_forgotten(redis_server: Server) -> None:
-    clock = ManualClock()
+    clock = WatchedClock()
     store = RedisStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("1000/day", store=store)
     for number in range(20):
@@ -457,6 +458,7 @@ def test_idle_keys_are_forgotten(redis_server: Server) -> None:
         seconds += 1
         limiter.try_acquire("busy")
         clock.advance(1.0)
+        until(looked_around, clock, limiter)
         return limiter.stats().keys == 1
 
     until(forgotten)

@@ -69,10 +69,16 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
 
 def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> None:
     """Let time pass in small steps, and the synchroniser look around after each."""
-    driver = limiter._gate.synchroniser
     for _ in range(round(seconds / 0.05)):
         clock.advance(0.05)
-        until(lambda: (clock.sleeping and not driver.wake.is_set()) or driver._thread is None)
+        until(looked_around, clock, limiter)
+
+
+def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
+    """Whether the synchronisers of *limiters* have done what there is to do now, and sleep; each has its own store."""
+    drivers = [limiter._gate.synchroniser for limiter in limiters]
+    awake = any(driver.wake.is_set() for driver in drivers)
+    return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
 
 
 def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: WatchedClock) -> None:
