@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import headgate
+from tests.clocks import until
 
 PAIR = struct.Struct("<qq")
 BEAT = 0.005  # seconds between a worker's bursts of calls
+LATE = 0.05  # seconds: one that is longer on its way was held up
 
 
 @dataclass
@@ -49,21 +51,28 @@ class Outcome:
         return rate * seconds - sum(first < after <= last for _, after in self.calls), seconds
 
     @property
+    def late(self) -> float:
+        """Seconds for which workers were held up: by the machine, or by a wait for Redis."""
+        return float(sum(s["late"] for s in self.stats))
+
+    @property
     def local_ratio(self) -> float:
         local, remote = sum(s["local"] for s in self.stats), sum(s["remote"] for s in self.stats)
         return float(local / (local + remote))
 
 
 class Worker:
-    """One process. It starts calling at the wall-clock second *start*."""
+    """One process. It calls from when the file `go` is there, for *seconds* at least, and until `stop` is there."""
 
     def __init__(self, place: Path, number: int, order: dict[str, Any]) -> None:
         self.log = place / f"{number}.log"
         self.said = place / f"{number}.json"
         self.name = place / f"{number}.name"
+        self.go, self.stop = place / "go", place / "stop"
         capacity = int(order["rate"] * order["seconds"] * 2) + 10_000
         self.log.write_bytes(bytes(PAIR.size * capacity))
         order = order | {"log": str(self.log), "said": str(self.said), "name": str(self.name)}
+        order |= {"go": str(self.go), "stop": str(self.stop)}
         command = [sys.executable, "-m", "tests.hybrid.herd", json.dumps(order)]
         ours = str(Path(headgate.__file__).parent.parent)
         root = str(Path(__file__).resolve().parent.parent.parent)
@@ -90,10 +99,11 @@ class Worker:
 def herd(url: str, quota: str, processes: int, seconds: float, rate: float, **options: Any) -> Iterator[list[Worker]]:
     """Start workers that share *rate* calls a second among them; they are killed at the end if need be."""
     with tempfile.TemporaryDirectory() as place:
-        start = time.time() + 0.6 + 0.25 * processes  # for the slowest to have started
-        order = {"url": url, "quota": quota, "start": start, "seconds": seconds, "rate": rate / processes} | options
+        order = {"url": url, "quota": quota, "seconds": seconds, "rate": rate / processes} | options
         workers = [Worker(Path(place), number, order) for number in range(processes)]
         try:
+            until(lambda: all(worker.name.exists() for worker in workers))
+            workers[0].go.touch()
             yield workers
         finally:
             for worker in workers:
@@ -103,7 +113,9 @@ def herd(url: str, quota: str, processes: int, seconds: float, rate: float, **op
 
 
 def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
-    """Wait for the workers and gather what they did."""
+    """Let the workers come to an end, wait for them and gather what they did."""
+    workers = list(workers)
+    workers[0].stop.touch()
     found = Outcome([])
     deadline = time.monotonic() + timeout
     starts, ends = [], []
@@ -124,35 +136,39 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
 
 def work(order: dict[str, Any]) -> None:
     from headgate import HybridLimiter
+    from headgate.hybrid import gates
 
+    vars(gates)["FAREWELL"] = 30.0  # whatever the machine does meanwhile
     limiter = HybridLimiter(
         order["quota"],
         store=order["url"],
         on_store_error=order.get("policy", "deny"),
         accuracy=order.get("accuracy", "high"),
     )
-    Path(order["name"]).write_text(limiter._gate.member.id)
+    name, go, stop = Path(order["name"]), Path(order["go"]), Path(order["stop"])
+    name.with_suffix(".new").write_text(limiter._gate.member.id)
+    name.with_suffix(".new").rename(name)
     with open(order["log"], "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
         place, room = 0, len(record) // PAIR.size
-        while time.time() < order["start"]:
+        while not go.exists():
             time.sleep(0.001)
-        begin, asked = time.monotonic(), 0
-        while (passed := time.monotonic() - begin) < order["seconds"]:
+        begin, asked, late, before = time.monotonic(), 0, 0.0, 0.0
+        while (passed := time.monotonic() - begin) < order["seconds"] or not stop.exists():
+            late += max(passed - before - LATE, 0)
+            before = passed
             due = int(passed * order["rate"])
             for _ in range(due - asked):
-                before = time.time_ns()
+                asks = time.time_ns()
                 decision = limiter.try_acquire("hot")
-                after = time.time_ns()
                 if decision.allowed and place < room:
-                    PAIR.pack_into(record, place * PAIR.size, before, after)
+                    PAIR.pack_into(record, place * PAIR.size, asks, time.time_ns())
                     place += 1
             asked = due
             time.sleep(BEAT)
     stats = limiter.stats()
     limiter.close()
-    Path(order["said"]).write_text(
-        json.dumps({name: getattr(stats, name) for name in ("local", "remote", "trips", "burned", "degraded", "held")})
-    )
+    figures = {name: getattr(stats, name) for name in ("local", "remote", "trips", "burned", "degraded", "held")}
+    Path(order["said"]).write_text(json.dumps(figures | {"late": late}))
 
 
 if __name__ == "__main__":

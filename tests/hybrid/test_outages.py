@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +17,8 @@ from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import until
-from tests.servers import Server, free_port
+from tests.clocks import PATIENCE, WatchedClock, until
+from tests.servers import Server
 
 
 class Cut(RedisStore):
@@ -44,45 +43,49 @@ class Cut(RedisStore):
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> WatchedClock:
+    return WatchedClock()
 
 
 @pytest.fixture
-def store(redis_server: Server, clock: ManualClock) -> Iterator[Cut]:
+def store(redis_server: Server, clock: WatchedClock) -> Iterator[Cut]:
     store = Cut(redis_server.url, clock=clock)
     yield store
     store.close()
 
 
-def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> int:
-    """Call until the lease holds *held*; how many calls were admitted."""
-    admitted = 0
-    for _ in range(100_000):
-        if limiter.stats().held >= held:
-            return admitted
-        admitted += limiter.try_acquire("k").allowed
-        clock.advance(0.0002)
-        time.sleep(0)
-    raise AssertionError("it never got warm")
+def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
+    """Call until the lease holds *held*."""
+
+    def is_warm() -> bool:
+        for _ in range(20):
+            limiter.try_acquire("k")
+            clock.advance(0.0002)
+        until(lambda: not limiter._gate.node.busy)
+        return limiter.stats().held >= held
+
+    until(is_warm)
 
 
-def pass_time(limiter: HybridLimiter, clock: ManualClock, seconds: float) -> None:
-    """Let time pass in small steps, and the synchroniser keep up with it."""
+def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> None:
+    """Let time pass in small steps, and the synchroniser look around after each."""
     for _ in range(round(seconds / 0.05)):
         clock.advance(0.05)
-        until(lambda: not limiter._gate.node.busy)
-        time.sleep(0.0005)
+        until(looked_around, clock, limiter)
 
 
-def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: ManualClock) -> None:
+def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
+    """Whether the synchronisers of *limiters* have done what there is to do now, and sleep; each has its own store."""
+    drivers = [limiter._gate.synchroniser for limiter in limiters]
+    awake = any(driver.wake.is_set() for driver in drivers)
+    return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
+
+
+def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: WatchedClock) -> None:
     limiter = HybridLimiter("1000/second", store=store, on_store_error="deny")
     warm(limiter, clock, 20)
     store.cut = True
-    with limiter._gate.node.lock:
-        held = limiter.stats().held
-        assert all([limiter.try_acquire("k").allowed for _ in range(10)])
-    assert held >= 20
+    assert all([limiter.try_acquire("k").allowed for _ in range(10)])
     pass_time(limiter, clock, 7)
     assert limiter.stats().backend == "down"
     refusal = limiter.try_acquire("k")
@@ -103,7 +106,7 @@ def test_deny(store: Cut) -> None:
     limiter.close()
 
 
-def test_allow_and_charge_it_afterwards(store: Cut, clock: ManualClock) -> None:
+def test_allow_and_charge_it_afterwards(store: Cut, clock: WatchedClock) -> None:
     limiter = HybridLimiter("100/day", store=store, on_store_error="allow")
     store.cut = True
     answers = [limiter.try_acquire("k") for _ in range(60)]
@@ -135,7 +138,7 @@ def test_raise_is_for_refunds_too(store: Cut) -> None:
     limiter.close()
 
 
-def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store: Cut, clock: ManualClock) -> None:
+def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store: Cut, clock: WatchedClock) -> None:
     store.cut = True
     limiter = HybridLimiter("10/minute burst 50", store=store, on_store_error="local")
     answers = [limiter.try_acquire("k") for _ in range(80)]
@@ -152,13 +155,14 @@ def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store
     limiter.close()
 
 
-def test_local_is_a_share_that_starts_empty(store: Cut, clock: ManualClock) -> None:
+def test_local_is_a_share_that_starts_empty(store: Cut, clock: WatchedClock) -> None:
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
     limiter._gate.member.table.leases["k"].nodes = 5  # as if four others had been seen
     store.cut = True
     clock.advance(0.2)
-    until(lambda: not limiter.try_acquire("k") and limiter.stats().backend == "down")
+    assert not any([limiter.try_acquire("k") for _ in range(20)]), "it starts empty"
+    until(lambda: limiter.stats().backend == "down")
     clock.advance(2.0)  # a fifth of 10/second is 2/second
     answers = [limiter.try_acquire("k") for _ in range(20)]
     assert sum(map(bool, answers)) == 4 and all(answer.degraded for answer in answers)
@@ -196,18 +200,18 @@ async def test_the_same_for_asyncio(mortal_server: Server) -> None:
     limiter = AsyncHybridLimiter("1000/second", store=mortal_server.url, on_store_error="deny")
     assert await limiter.try_acquire("k")
     mortal_server.kill()
-    for _ in range(100_000):
-        if (await limiter.try_acquire("k")).degraded:
-            break
-        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if (await limiter.try_acquire("k")).degraded:
+                break
+            await asyncio.sleep(0)
     mortal_server.restart()
-    for _ in range(2000):
-        decision = await limiter.try_acquire("k")
-        if decision.allowed and not decision.degraded:
-            break
-        await asyncio.sleep(0.005)
-    else:
-        pytest.fail("it did not come back")
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            decision = await limiter.try_acquire("k")
+            if decision.allowed and not decision.degraded:
+                break
+            await asyncio.sleep(0.005)
     await limiter.aclose()
 
 
@@ -217,7 +221,7 @@ def test_a_key_of_another_type(any_redis_server: Server) -> None:
         answers = [limiter.try_acquire("k") for _ in range(500)]
         assert not any(answers) and all(answer.degraded for answer in answers)
         assert limiter.try_acquire("fine").allowed, "only that key suffers"
-        assert limiter.stats().trips < 10 and limiter.stats().backend == "up"
+        assert limiter.stats().trips < 50 and limiter.stats().backend == "up"
 
 
 def test_a_server_that_refuses(redis_server: Server) -> None:
@@ -227,7 +231,7 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
             answers = [limiter.try_acquire(f"k{number}") for number in range(500)]
             assert all(answer.degraded for answer in answers)
             assert limiter.store_health().state == "open" and "OOM" in limiter.store_health().last_error
-            assert limiter.stats().trips + limiter.stats().failures < 20
+            assert limiter.stats().trips + limiter.stats().failures < 50
         finally:
             admin.config_set("maxmemory", "0")
         until(lambda: not limiter.try_acquire("k").degraded)
@@ -235,9 +239,9 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("owed", [0, 7])
 def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
-    owed: int, store: Cut, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    owed: int, store: Cut, clock: WatchedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limiter = HybridLimiter("100/day", store=store, name="gone", on_store_error="allow")
+    limiter = HybridLimiter("100/day", store=store, name=f"gone owing {owed}", on_store_error="allow")
     store.cut = True
     assert all(limiter.try_acquire("k").degraded for _ in range(owed))
     assert limiter.peek("k").degraded
@@ -249,9 +253,9 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
         return not leaving
 
     until(given_up)
-    told = [record.getMessage() for record in caplog.records if "charged" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "'gone owing" in record.getMessage()]
     assert len(told) == bool(owed)
-    assert all("'gone'" in line and line.endswith(f": {owed}") for line in told)
+    assert all(line.endswith(f"never charged to it: {owed}") for line in told)
 
 
 LEAVES = {
@@ -275,8 +279,8 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("program", LEAVES.values(), ids=list(LEAVES))
 def test_the_log_says_so_of_a_process_that_ends(program: str) -> None:
-    command = [sys.executable, "-c", program, f"redis://127.0.0.1:{free_port()}?timeout=0.5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=True)
+    command = [sys.executable, "-c", program, "redis://127.0.0.1:1?timeout=0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
     assert done.stderr.count("permits granted and never charged to it: 7\n") == 1
 
 
@@ -314,14 +318,14 @@ class Held(RedisStore):
         class Wire:
             def ask(self, script: Any, call: Any) -> Any:
                 reply = link.ask(script, call)
-                assert gate.wait(30)
+                assert gate.wait(50)
                 return reply
 
         return Wire()
 
 
 def test_a_caller_with_a_deadline(redis_server: Server) -> None:
-    store = Held(redis_server.url)
+    store = Held(redis_server.url, clock=ManualClock())
     store.gate = threading.Event()
     limiter = HybridLimiter("10/day", store=store, on_store_error="deny")
     hurried = limiter.within(0.05)
@@ -361,7 +365,7 @@ def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server)
     answers: list[bool] = []
     ask = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)
     ask.start()
-    ask.join(10)
+    ask.join(PATIENCE / 2)
     clock.step = 0.0
     assert answers, "it waits for Redis"
     store.gate.set()
@@ -384,7 +388,7 @@ def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> No
 
 async def test_a_task_with_a_deadline(redis_server: Server) -> None:
     limiter = AsyncHybridLimiter("10/day", store=redis_server.url, on_store_error="deny")
-    assert (await limiter.within(5).try_acquire("k")).allowed
+    assert (await limiter.within(PATIENCE).try_acquire("k")).allowed
     late = await limiter.within(0.000_001).try_acquire("other")
     assert not late and late.degraded
     assert (await limiter.health()).healthy

@@ -89,10 +89,14 @@ def test_redis_frozen(mortal_server: Server) -> None:
 
 
 def assert_little_lost(found: Outcome, excused: float) -> None:
-    """An undisturbed run loses less than one in a hundred; a short one, on a busy machine, may lose some more."""
+    """A long run loses less than one in a hundred; a short one, on a busy machine, may lose some more.
+
+    And there what a worker would have asked for while it was held up: nobody may have been there to take it.
+    """
     lost, seconds = found.lost(RATE, 1.0)
-    print(f"lost {lost:.0f} in {seconds:.1f} s, {excused:.0f} of them for a reason")
-    assert lost <= excused + RATE * seconds * (0.01 if LONG else 0.4)
+    unasked = 3 * RATE / PROCESSES * found.late
+    print(f"lost {lost:.0f} in {seconds:.1f} s, {excused:.0f} for a reason; not asked for: {unasked:.0f}")
+    assert lost <= excused + (RATE * seconds * 0.01 if LONG else RATE * seconds * 0.4 + unasked)
 
 
 @pytest.mark.parametrize("accuracy", ["medium", "low"] if LONG else ["low"])

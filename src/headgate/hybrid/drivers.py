@@ -82,6 +82,7 @@ class ThreadSynchroniser(Synchroniser):
         """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
         until = monotonic() + timeout
         while member.unsettled() and monotonic() < until:
+            self.node.hasten(self.read_clock())
             self.nudge()
             if self.unable:
                 return
@@ -185,6 +186,7 @@ class LoopSynchroniser(Synchroniser):
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while member.unsettled():
+                    self.node.hasten(self.read_clock())
                     self.nudge()
                     await asyncio.sleep(0.001)
 
