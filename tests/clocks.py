@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headgate.testing import ManualClock
 
-PATIENCE = 10.0  # real seconds before a test gives up
+PATIENCE = 30.0  # real seconds before a test gives up
 
 
 class WatchedClock(ManualClock):
