@@ -643,28 +643,42 @@ def test_a_fork_while_others_wait() -> None:
     subprocess.run([sys.executable, "-c", FORK_AMID], cwd=ROOT, check=True, timeout=40)
 
 
-# A task that waits for the lock is copied by a fork; the child ends it, once before it listens itself and once after.
+# Tasks that wait, or are about to hear that they need not, are copied by a fork. The child ends its copies, the
+# first before it listens itself and the others after.
 FORK_TASKS = """
-import asyncio, os, sys
-from headgate.coordination import AsyncLock, Lock
+import asyncio, os, sys, time
+import redis
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, errand
 
 async def main():
-    holder, lock = (AsyncLock("x", store=sys.argv[1]) for _ in range(2))
+    url = sys.argv[1]
+    holder, lock, slow = AsyncLock("x", store=url), AsyncLock("x", store=url), AsyncLock("slow", store=sys.argv[2])
+    pool, queue = AsyncPool("p", store=url), AsyncWaitQueue("q", store=url)
     await holder.acquire()
     waits = [asyncio.create_task(lock.acquire()) for _ in range(2)]
-    place, channel = lock._plans.site.place, lock._plans.site.channel
-    while len(place.line._places.get(channel, ())) < 2:
+    others = [asyncio.create_task(wait) for wait in (pool.acquire(), queue.wait("a"), slow.acquire())]
+    client = redis.Redis(port=int(sys.argv[3]))
+    while len(lock._plans.site.place.line._places.get(lock._plans.site.channel, ())) < 2:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)  # mostly the first of them listens by then, and sleeps
+    while not (await queue.size() and (await pool.status()).waiting and client.exists("lock:{slow}")):
+        await asyncio.sleep(0.01)
     if (child := os.fork()) == 0:
         waits[0].get_coro().close()
-        Lock("y", store=sys.argv[1]).acquire()
-        assert not Lock("y", store=sys.argv[1]).acquire(timeout=0.1)
-        waits[1].get_coro().close()
+        Lock("y", store=url).acquire()
+        assert not Lock("y", store=url).acquire(timeout=0.1)
+        for task in (waits[1], *others):
+            task.get_coro().close()
+        assert not asyncio.run(slow.acquire(timeout=0))
+        while errand._UNDER_WAY:
+            time.sleep(0.01)
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
     await holder.release()
-    await asyncio.wait_for(waits[0], 20)
+    await pool.add("m")
+    assert await queue.dequeue() == "a"
+    for task in (waits[0], *others):
+        await asyncio.wait_for(task, 20)
+    await slow.ensure_held()
 
 asyncio.run(main())
 """
@@ -672,8 +686,11 @@ asyncio.run(main())
 
 def test_a_fork_while_tasks_wait(redis_server: Server) -> None:
     """They are the parent's: to end them in the child ends nothing else."""
-    command = [sys.executable, "-c", FORK_TASKS, redis_server.patient_url]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=40)
+    with FaultyProxy(redis_server.port) as proxy:
+        proxy.delay = 0.3
+        urls = [redis_server.patient_url, f"{proxy.url}?timeout=10"]
+        command = [sys.executable, "-c", FORK_TASKS, *urls, str(redis_server.port)]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=40)
 
 
 def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
