@@ -188,6 +188,7 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
 
 
+@pytest.mark.bounded(300)
 async def test_10_000_tasks_stand_in_line(url: str, name: str, servers: dict[str, Server]) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
