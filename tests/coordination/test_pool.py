@@ -633,7 +633,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
 HOLD = """
 import sys, time
 from headgate.coordination import Pool
-leased = Pool(sys.argv[2], store=sys.argv[1], lease=3.0).acquire(timeout=20)
+leased = Pool(sys.argv[2], store=sys.argv[1], lease=4.0).acquire(timeout=20)
 with leased:
     print(leased.member, flush=True)
     time.sleep(60)
@@ -653,7 +653,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
     killed = time.monotonic()
     back = {pool.acquire(timeout=LONG).member for _ in range(5)}
     assert back == set("abcde")
-    assert time.monotonic() - killed < 3.0 + LONG, "the lease, and what a busy machine adds"
+    assert time.monotonic() - killed < 4.0 + LONG, "the lease, and what a busy machine adds"
     for holder in holders:
         holder.communicate()
 

@@ -43,7 +43,7 @@ class FaultyProxy(Proxy):
         started = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(started),), name="proxy")
         self._thread.start()
-        assert started.wait(10), "the proxy does not start"
+        assert started.wait(30), "the proxy does not start"
         return self
 
     def __exit__(
@@ -68,7 +68,7 @@ class FaultyProxy(Proxy):
             self._loop.call_soon(done.set)  # after the sockets are closed
 
         self._loop.call_soon_threadsafe(reset_all)
-        assert done.wait(10), "the proxy does not answer"
+        assert done.wait(30), "the proxy does not answer"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
