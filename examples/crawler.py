@@ -27,7 +27,8 @@ TOKENS = ("token-1", "token-2", "token-3")
 LIMIT, WINDOW, ROUNDS = 30, 3.0, 3
 LEAST = float(os.environ.get("HEADGATE_EXAMPLE_LEAST", "0.5"))  # share of what the site allows
 NAME = f"crawler-{os.getpid()}"
-RULES: Any = {"quota": f"{LIMIT}/{WINDOW:g} seconds", "failures": 5, "open_for": 1.0, "slots": 5, "lease": 2.0}
+# A worker that stands still for longer than the lease, with a request in hand, may send it when nobody expects it.
+RULES: Any = {"quota": f"{LIMIT}/{WINDOW:g} seconds", "failures": 5, "open_for": 1.0, "slots": 5, "lease": 10.0}
 
 
 class Site:

@@ -8,8 +8,8 @@ from headgate import Limiter
 url = os.environ.get("HEADGATE_EXAMPLE_REDIS", "redis://localhost:6379/0")
 
 with (
-    Limiter("10/second burst 20", store=url, name="example", on_store_error="deny") as one_server,
-    Limiter("10/second burst 20", store=url, name="example", on_store_error="deny") as another_server,
+    Limiter("10/minute burst 20", store=url, name="example", on_store_error="deny") as one_server,
+    Limiter("10/minute burst 20", store=url, name="example", on_store_error="deny") as another_server,
 ):
     if one_server.peek("user:123").degraded:
         sys.exit("no Redis answers: start one here, or set HEADGATE_EXAMPLE_REDIS to the URL of yours")

@@ -20,7 +20,7 @@ import pytest
 import redis
 
 import headgate
-from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter, RateLimited
+from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter
 from headgate.clock import SYSTEM_CLOCK
 from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, StoreUnavailable, WaitQueue, crowd, errand
 from headgate.coordination import place as places
@@ -35,14 +35,14 @@ NOWHERE = "redis://127.0.0.1:1"
 
 
 def in_child(promise: Callable[[], object]) -> None:
-    """Fork, and see *promise* kept in the child, within ten seconds."""
+    """Fork, and see *promise* kept in the child, within thirty seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is what is tested
         child = os.fork()
     if child == 0:
         status = 1
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
+        signal.alarm(30)
         try:
             assert promise()
             status = 0
@@ -86,19 +86,16 @@ def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redi
     with limiter:
         assert limiter.try_acquire("k", 5)
 
-        def stay() -> None:
-            with suppress(RateLimited):
-                limiter.acquire("k", timeout=1.0)
-
-        stays = threading.Thread(target=stay)
+        stays = threading.Thread(target=limiter.acquire, args=("k", 1, 50))
         stays.start()
         until(lambda: limiter._line._places)
 
         def acquire() -> object:
             limiter.refund("k", 5)
-            return limiter.acquire("k", timeout=5)
+            return limiter.acquire("k", timeout=20)
 
         in_child(acquire)
+        limiter.reset("k")
         stays.join()
 
 
@@ -205,14 +202,15 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server
 
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
 def test_an_event_loop_ends_soon_where_redis(trouble: int, mortal_server: Server) -> None:
-    limiter = AsyncHybridLimiter("1000/day", store=mortal_server.patient_url)
+    url = f"{mortal_server.url}?socket_timeout=50&socket_connect_timeout=50"
+    limiter = AsyncHybridLimiter("1000/day", store=url)
 
     async def lose() -> int:
         await hold(limiter)
         os.kill(mortal_server.process.pid, trouble)
         return SYSTEM_CLOCK.now()
 
-    assert SYSTEM_CLOCK.now() - asyncio.run(lose()) < 8_000_000  # a second, and not the ten of the URL
+    assert SYSTEM_CLOCK.now() - asyncio.run(lose()) < 30_000_000  # a second, and not the fifty of the URL
     gc.collect()  # complains of a task or a connection that was left behind
     os.kill(mortal_server.process.pid, signal.SIGCONT)
 
@@ -246,8 +244,9 @@ def test_a_child_of_multiprocessing_gives_back(method: str, target: Any, redis_s
 
 
 def release_late(url: str) -> None:
+    errand.AT_EXIT = 20.0  # a busy machine may take longer than usual
     lock = Lock("k", store=url + "?timeout=0.2", ttl=300.0)
-    assert lock.acquire(timeout=5)
+    assert lock.acquire(timeout=20)
     with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client:
         client.execute_command("CLIENT", "PAUSE", "500", "ALL")
     lock.release()

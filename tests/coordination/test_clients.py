@@ -123,13 +123,13 @@ def test_members_take_turns(client: str, site: Site, name: str) -> None:
 def test_429_goes_to_another_member(client: str, site: Site, name: str) -> None:
     """And the one that was refused is left alone for as long as the server asked."""
     Pool(name).add("a", "b")
-    site.answer = lambda token: (429, {"Retry-After": "30"}) if token == "a" else (200, {})
+    site.answer = lambda token: (429, {"Retry-After": "300"}) if token == "a" else (200, {})
     for method in ("GET", "POST", "GET"):
         assert ask(client, name, site.url, method).status_code == 200
     assert site.tokens == ["a", "b", "b", "b"]
     status = Pool(name).status()
     assert (status.cooling, status.ready) == (1, 1)
-    assert 25 < (status.members["a"].ready_in or 0) <= 30
+    assert 200 < (status.members["a"].ready_in or 0) <= 300
 
 
 def test_never_earlier_than_asked(client: str, site: Site, name: str) -> None:
@@ -149,7 +149,7 @@ def test_longer_than_we_may_wait(client: str, site: Site, name: str) -> None:
     assert (response.status_code, response.headers["Retry-After"], response.text) == (429, "300", "ok")
     with pytest.raises(PoolExhausted) as caught:
         ask(client, name, site.url, most=Retries(timeout=0.1))
-    assert 290 < (caught.value.retry_after or 0) <= 300
+    assert 200 < (caught.value.retry_after or 0) <= 300
     assert len(site.seen) == 1
 
 
@@ -207,7 +207,7 @@ def test_failures_count_for_the_members_breaker(site: Site, name: str) -> None:
     pool = Pool(name, failures=2)
     pool.add("a")
     site.answer = lambda token: (500, {})
-    with httpx.Client(transport=PoolTransport(pool, BEARER, retries=Retries(timeout=1.0))) as client:
+    with httpx.Client(transport=PoolTransport(pool, BEARER, retries=Retries(timeout=30.0))) as client:
         assert client.get(site.url).status_code == 500
     assert len(site.seen) == 2
     assert pool.status().open == 1
@@ -311,12 +311,15 @@ Sender = Callable[..., Callable[..., Any]]
 
 @pytest.fixture
 def sender(client: str) -> Iterator[Sender]:
-    """Makes functions that send requests with a pool through one connection."""
+    """Makes functions that send requests with a pool through one connection; their *timeout* is for the answer."""
     closes: list[Callable[[], object]] = []
     limits = httpx.Limits(max_connections=1)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
+
+    def patient(timeout: float) -> httpx.Timeout:
+        return httpx.Timeout(20.0, read=timeout)
 
     def wait_for(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
@@ -326,16 +329,16 @@ def sender(client: str) -> Iterator[Sender]:
             session = requests.Session()
             session.mount("http://", PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options))
             closes.append(session.close)
-            return lambda method, url, timeout=20.0: session.request(method, url, timeout=timeout)
+            return lambda method, url, timeout=20.0: session.request(method, url, timeout=(20.0, timeout))
         if client == "httpx":
             transport = PoolTransport(Pool(pool), authorize, transport=httpx.HTTPTransport(limits=limits), **options)
             plain = httpx.Client(transport=transport)
             closes.append(plain.close)
-            return lambda method, url, timeout=20.0: plain.request(method, url, timeout=timeout)
+            return lambda method, url, timeout=20.0: plain.request(method, url, timeout=patient(timeout))
         inner = httpx.AsyncHTTPTransport(limits=limits)
         tasks = httpx.AsyncClient(transport=AsyncPoolTransport(AsyncPool(pool), authorize, transport=inner, **options))
         closes.append(lambda: wait_for(tasks.aclose()))
-        return lambda method, url, timeout=20.0: wait_for(tasks.request(method, url, timeout=timeout))
+        return lambda method, url, timeout=20.0: wait_for(tasks.request(method, url, timeout=patient(timeout)))
 
     yield make
     for close in closes:

@@ -20,6 +20,8 @@ from headgate.coordination import CRAWLER, AsyncPool, CircuitBreaker, Pool
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.clocks import until_async
+from tests.coordination.silence import answered
 from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
 from tests.servers import Server, free_port
@@ -115,10 +117,10 @@ def test_cooldown(url: str, name: str, clock: ManualClock) -> None:
 def test_waiting_for_a_cooldown(url: str, name: str) -> None:
     pool = Pool(name, store=url)
     pool.add("a")
-    use(pool, cooldown=0.2)
     begun = time.monotonic()
+    use(pool, cooldown=0.2)
     assert pool.acquire(timeout=LONG).member == "a"
-    assert time.monotonic() - begun >= 0.15
+    assert time.monotonic() - begun >= 0.19
 
 
 def test_cooldowns_only_extend(url: str, name: str, clock: ManualClock) -> None:
@@ -160,12 +162,23 @@ def test_a_lease_that_ran_out(url: str, name: str, clock: ManualClock) -> None:
     assert pool.status().ready == 1
 
 
+def left(pool: Pool) -> float:
+    """Seconds until its only member is back, as its store says to who asks in vain."""
+    with pytest.raises(PoolExhausted) as caught:
+        pool.acquire(timeout=0)
+    return caught.value.retry_after or 0.0
+
+
+# A third of it is what these tests take, more than half what a machine may stand still meanwhile.
+LEASE = 6.0
+
+
 def test_within_with_it_is_renewed(url: str, name: str) -> None:
-    pool = Pool(name, store=url, lease=1.2)
+    pool = Pool(name, store=url, lease=LEASE)
     pool.add("a")
     with pool.acquire() as leased:
-        with pytest.raises(PoolExhausted):
-            pool.acquire(timeout=2.0)
+        wait_until(lambda: left(pool) < LEASE - 1, "its time goes by")
+        wait_until(lambda: left(pool) > LEASE - 1, "it is renewed")
         assert not leased.lost
 
 
@@ -184,11 +197,11 @@ async def test_acquire_makes_a_task(url: str, name: str) -> None:
 
 
 async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
-    pool = AsyncPool(name, store=url, lease=1.2)
+    pool, watch = AsyncPool(name, store=url, lease=LEASE), Pool(name, store=url)
     await pool.add("a")
     async with pool.acquire() as leased:
-        with pytest.raises(PoolExhausted):
-            await pool.acquire(timeout=2.0)
+        await asyncio.to_thread(wait_until, lambda: left(watch) < LEASE - 1, "its time goes by")
+        await asyncio.to_thread(wait_until, lambda: left(watch) > LEASE - 1, "it is renewed")
         assert not leased.lost
 
 
@@ -469,8 +482,8 @@ def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock
 def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, name: str, clock: ManualClock) -> None:
     with FaultyProxy(redis_server.port) as proxy:
         pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=30, clock=clock)
-        pool.add("a")
-        leased = pool.acquire(timeout=0)
+        answered(lambda: pool.add("a"))
+        leased = answered(lambda: pool.acquire(timeout=0))
         proxy.swallow_requests = True
         proxy.cut()
         assert not leased.lost and leased.renew(), "it has time"
@@ -620,7 +633,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
 HOLD = """
 import sys, time
 from headgate.coordination import Pool
-leased = Pool(sys.argv[2], store=sys.argv[1], lease=3.0).acquire(timeout=20)
+leased = Pool(sys.argv[2], store=sys.argv[1], lease=4.0).acquire(timeout=20)
 with leased:
     print(leased.member, flush=True)
     time.sleep(60)
@@ -628,7 +641,7 @@ with leased:
 
 
 def test_five_holders_that_die(redis_server: Server, name: str) -> None:
-    pool = Pool(name, store=redis_server.patient_url, lease=3.0)
+    pool = Pool(name, store=redis_server.patient_url, lease=300.0)
     pool.add(*"abcde")
     command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
     holders = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) for _ in range(5)]
@@ -640,7 +653,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
     killed = time.monotonic()
     back = {pool.acquire(timeout=LONG).member for _ in range(5)}
     assert back == set("abcde")
-    assert time.monotonic() - killed < 3.0 + 8.0, "the lease, and what a busy machine adds"
+    assert time.monotonic() - killed < 4.0 + LONG, "the lease, and what a busy machine adds"
     for holder in holders:
         holder.communicate()
 
@@ -648,7 +661,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
 def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when it is taken for dead."""
     pool, errands = Pool(name, store=url), []
-    monkeypatch.setattr(pool._plans.site, "insist", lambda step, until: errands.append(step.op))
+    monkeypatch.setattr(pool._plans.site, "insist", lambda step, *_: errands.append(step.op))
     for timeout, left in [(0.01, ["settle"]), (0, [])]:
         with pytest.raises(PoolExhausted):
             pool.acquire(timeout=timeout)
@@ -659,8 +672,8 @@ def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.
 def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
         pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=600)
-        pool.add("a")
-        leased = pool.acquire(timeout=0)
+        answered(lambda: pool.add("a"))
+        leased = pool.acquire(timeout=LONG)
         proxy.swallow_requests = True
         assert leased.release(), "in time, for all we know"
         assert not leased.release()
@@ -671,16 +684,17 @@ def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name
 
 async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        pool = AsyncPool(name, store=f"{proxy.url}?timeout=1", lease=600)
+        pool = AsyncPool(name, store=f"{proxy.url}?timeout=10", lease=600)
         await pool.add("a")
         leased = await pool.acquire(timeout=0)
         proxy.swallow_requests = True
         task = asyncio.create_task(leased.release())
-        await asyncio.sleep(0.1)
+        await until_async(lambda: proxy.swallowed)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         proxy.swallow_requests = False
+        proxy.cut()  # nobody waits for what was swallowed
         assert (await AsyncPool(name, store=redis_server.patient_url).acquire(timeout=LONG)).member == "a"
         await pool.aclose()
 
@@ -748,9 +762,9 @@ def test_redis_is_down(name: str) -> None:
 
 def test_redis_goes_away_and_comes_back(node: Any, name: str) -> None:
     """What was given back meanwhile is back; nobody is told twice."""
-    pool = Pool(name, store=f"{node.url}?timeout=1")
-    pool.add("a")
-    leased = pool.acquire()
+    pool = Pool(name, store=f"{node.url}?timeout=1", lease=300)
+    answered(lambda: pool.add("a"))
+    leased = pool.acquire(timeout=LONG)
     node.freeze()
     assert leased.release()
     node.thaw()

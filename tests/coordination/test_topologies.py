@@ -75,7 +75,7 @@ def is_taken(lock: Lock) -> bool:
 @pytest.mark.bounded(60)
 def test_sentinel_failover(sentinels: Sentinels) -> None:
     """A planned one: what was held is held, what was counted is counted, and whoever waits gets it in the end."""
-    url = sentinels.url + "?timeout=1"
+    url = sentinels.url + "?timeout=5"
     holder, waiter = Lock("lock", store=url, ttl=20), Lock("lock", store=url)
     breaker, pool, queue = CircuitBreaker("b", store=url), Pool("p", store=url), WaitQueue("q", store=url)
     assert holder.acquire(timeout=LONG)

@@ -83,7 +83,8 @@ class Outcome:
     stopped: int
 
 
-def torture(server: Server, processes: int, seconds: float, seed: int = 1) -> Outcome:
+def torture(server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0) -> Outcome:
+    """For so many *seconds*, and until there were *least* acquisitions."""
     dice = random.Random(seed)
     serial = iter(range(1_000_000))
     pauses: dict[str, list[tuple[float, float]]] = {}
@@ -96,13 +97,16 @@ def torture(server: Server, processes: int, seconds: float, seed: int = 1) -> Ou
         command = [sys.executable, "-c", WORKER, server.patient_url, str(server.port), me, str(TTL)]
         return me, subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
+    def acquisitions() -> int:
+        return sum("acquired" in text for text in client.lrange("events", 0, -1))
+
     workers = dict(start() for _ in range(processes))
     client = server.client()
     try:
         while client.llen("events") == 0:
             time.sleep(0.05)
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or acquisitions() < least:
             time.sleep(dice.uniform(0.05, 0.3))
             me = dice.choice(list(workers))
             if dice.random() < 0.8:

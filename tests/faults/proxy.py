@@ -19,6 +19,7 @@ class FaultyProxy(Proxy):
     delay            seconds by which replies come later
     swallow_requests nothing reaches the server any more; the connections stay open
     swallow_replies  the server does what it is asked, and nobody hears of it
+    swallowed        how many requests were
     truncate         let so many bytes of the next decision through, then reset the connection; then None again
     hold_back        seconds by which the next decision alone comes later; then 0 again
     double           the next decision comes twice; then False again
@@ -29,6 +30,7 @@ class FaultyProxy(Proxy):
         self.delay = 0.0
         self.swallow_requests = False
         self.swallow_replies = False
+        self.swallowed = 0
         self.truncate: int | None = None
         self.truncated = 0
         self.hold_back = 0.0
@@ -41,7 +43,7 @@ class FaultyProxy(Proxy):
         started = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(started),), name="proxy")
         self._thread.start()
-        assert started.wait(10), "the proxy does not start"
+        assert started.wait(30), "the proxy does not start"
         return self
 
     def __exit__(
@@ -66,7 +68,7 @@ class FaultyProxy(Proxy):
             self._loop.call_soon(done.set)  # after the sockets are closed
 
         self._loop.call_soon_threadsafe(reset_all)
-        assert done.wait(10), "the proxy does not answer"
+        assert done.wait(30), "the proxy does not answer"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -77,6 +79,7 @@ class FaultyProxy(Proxy):
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: Connection) -> None:
         while data := await reader.read(65536):
             if self.swallow_requests:
+                self.swallowed += 1
                 continue
             seen.under_way += data.count(b"EVALSHA")
             writer.write(data)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -81,11 +82,12 @@ class Plans:
         self._alone = False  # since Redis did not answer
 
     def admit(self) -> Plan[None]:
-        id = secrets.token_hex(8)
+        id, process = secrets.token_hex(8), os.getpid()
         try:
             reply, local = yield from self._ask("admit", id)
         except BaseException:  # cancelled: a probe that nobody will make
-            self.site.insist(Step("report", (id, -1, "ignored", *self.rules)), self.site.clock.now() + self.lease)
+            step = Step("report", (id, -1, "ignored", *self.rules))
+            self.site.insist(step, self.site.clock.now() + self.lease, process)
             raise
         allowed, _, number, _, wait, *_ = reply
         if not allowed:
@@ -122,11 +124,12 @@ class Plans:
         if admission.local:
             self._locally("report", admission.id, admission.number, outcome)
             return
+        process = os.getpid()
         try:
             yield from self._ask("report", admission.id, admission.number, outcome)
         except BaseException:
             step = Step("report", (admission.id, admission.number, outcome, *self.rules))
-            self.site.insist(step, self.site.clock.now() + self.lease)
+            self.site.insist(step, self.site.clock.now() + self.lease, process)
             raise
 
     def _ask(self, op: str, id: str, number: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:

@@ -69,10 +69,10 @@ class Leases:
         try:
             [ours] = yield step
         except StoreUnavailable:
-            self.insist(step)
+            self.insist(step, lease.process)
             return in_time
         except BaseException:
-            self.insist(step)
+            self.insist(step, lease.process)
             raise
         lease.lost = not ours
         return bool(ours)
@@ -121,9 +121,9 @@ class Leases:
     def step(self, op: str, id: str, *arguments: str | int) -> Step:
         return Step(op, (id, *self.common, *arguments))
 
-    def insist(self, step: Step) -> None:
+    def insist(self, step: Step, process: int) -> None:
         """Settle in the background: nobody waits for it."""
-        self.site.insist(step, self.clock.now() + self.lease_us)
+        self.site.insist(step, self.clock.now() + self.lease_us, process)
 
     def _until(self, sent: int) -> int:
         return sent + self.lease_us - self.margin

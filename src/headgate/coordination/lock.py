@@ -51,7 +51,7 @@ class Plans:
 
     def acquire(self, turn: Turn, timeout: float | None, lost: Event) -> Plan[Hold | None]:
         until = deadline(self.clock, timeout)
-        owner = secrets.token_hex(12)
+        owner, process = secrets.token_hex(12), os.getpid()
         asked = False
         with turn:
             while True:
@@ -67,7 +67,7 @@ class Plans:
                     except StoreUnavailable as error:
                         problem, pause = error, RETRY
                     except BaseException:
-                        self._abandon(owner)
+                        self._abandon(owner, process)
                         raise
                     else:
                         if granted == 1:
@@ -79,7 +79,7 @@ class Plans:
                     turn.listen()
                 left = None if until is None else (until - self.clock.now()) / MICROSECONDS
                 if problem and (left is None or left <= 0):
-                    self._abandon(owner)
+                    self._abandon(owner, process)
                     raise problem
                 if left is not None and left <= 0:
                     return None
@@ -87,7 +87,7 @@ class Plans:
                     yield shorter(pause, left)
                 except BaseException:
                     if problem:
-                        self._abandon(owner)
+                        self._abandon(owner, process)
                     raise
 
     def refuse_twice(self, caller: object, timeout: float | None) -> None:
@@ -116,10 +116,10 @@ class Plans:
         try:
             [released] = yield Step("release", (hold.owner, self.ttl_ms))
         except StoreUnavailable:
-            self._abandon(hold.owner)
+            self._abandon(hold.owner, hold.process)
             return ours
         except BaseException:
-            self._abandon(hold.owner)
+            self._abandon(hold.owner, hold.process)
             raise
         return bool(released)
 
@@ -150,10 +150,11 @@ class Plans:
     def _until(self, sent: int) -> int:
         return sent + self.ttl_ms * 1000 - self.margin
 
-    def _abandon(self, owner: str) -> None:
-        """Give back what may be ours. The next acquisition through this lock need not wait for it."""
-        self._unsure = owner
-        self.site.insist(Step("release", (owner, self.ttl_ms)), self._until(self.clock.now()))
+    def _abandon(self, owner: str, process: int) -> None:
+        """Give back what may be ours, not a parent's. The next acquisition through this lock need not wait for it."""
+        if process == os.getpid():
+            self._unsure = owner
+            self.site.insist(Step("release", (owner, self.ttl_ms)), self._until(self.clock.now()), process)
 
 
 class Lock:

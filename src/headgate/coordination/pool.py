@@ -13,6 +13,7 @@ may take. One script admits, one settles.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
@@ -77,7 +78,7 @@ class Plans:
 
     def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
         until = deadline(self.clock, timeout)
-        id = secrets.token_hex(12)
+        id, process = secrets.token_hex(12), os.getpid()
         waits = 0 if timeout == 0 else 1
         asked = under_way = False
         wait = -1
@@ -109,7 +110,7 @@ class Plans:
                     yield shorter(pause, left)
             except BaseException:
                 if asked and (waits or under_way):  # it stands in the queue, or may have got what nobody heard of
-                    self.leases.insist(self.leases.step("settle", id, "", 0, 0, 0))
+                    self.leases.insist(self.leases.step("settle", id, "", 0, 0, 0), process)
                 raise
 
     def add(self, members: tuple[str, ...], restore: bool) -> Plan[None]:

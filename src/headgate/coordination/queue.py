@@ -12,6 +12,7 @@ waits takes over its place.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -50,6 +51,7 @@ class Plans:
 
     def dequeue(self, turn: Turn, timeout: float | None) -> Plan[str | None]:
         until = deadline(self.clock, timeout)
+        process = os.getpid()
         step = self._step("dequeue")  # one call, however often it is sent: whom it took out once it gives out again
         asked = under_way = False
         problem = None
@@ -77,13 +79,13 @@ class Plans:
                     yield shorter(pause, left)
             except BaseException:
                 if under_way:
-                    self._undo(step)
+                    self._undo(step, process)
                 raise
 
     def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
         time = self.timeout if timeout is None else seconds("timeout", timeout)
         until = self.clock.now() + round(time * MICROSECONDS)
-        waiter = secrets.token_hex(8)
+        waiter, process = secrets.token_hex(8), os.getpid()
         stands = False
         with turn:
             try:
@@ -114,7 +116,7 @@ class Plans:
                 raise
             finally:
                 if stands:
-                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + KEPT)
+                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + KEPT, process)
 
     def _join(self, id: str, waiter: str, time: float, until: int | None) -> Plan[None]:
         """Stand in line, and keep the place of whoever stood there with that id before."""
@@ -150,11 +152,11 @@ class Plans:
         time = round((timeout or self.timeout) * MICROSECONDS)
         return Step(op, (call, id, time, self.most, round(alive * MICROSECONDS), waiter))
 
-    def _undo(self, dequeue: Step) -> None:
+    def _undo(self, dequeue: Step, process: int) -> None:
         """Nobody heard whom it took out: back to its place."""
         call, _, time, most, *_ = dequeue.arguments
         step = Step("undo", (call, "", time, most, round(ALIVE * MICROSECONDS)))
-        self.site.insist(step, self.clock.now() + KEPT)
+        self.site.insist(step, self.clock.now() + KEPT, process)
 
 
 class WaitQueue:

@@ -7,6 +7,7 @@ the first asks; so any number of callers who wait for the same thing cost a proc
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -137,9 +138,13 @@ class Site:
         loop = asyncio.get_running_loop()
         return await arun(plan(Turn(self, who, partial(_set, loop, wake), loop.is_running)), answer)
 
-    def insist(self, step: Step, until: int) -> None:
-        """Run *step* in the background until it was answered, or until that time: nobody waits for it."""
-        Errand(self, step, until)
+    def insist(self, step: Step, until: int, process: int) -> None:
+        """Run *step* in the background until it was answered, or until that time: nobody waits for it.
+
+        process  where there is something to undo: what its parent does does not end when a child forgets its copy
+        """
+        if process == os.getpid():
+            Errand(self, step, until)
 
     def start(
         self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
