@@ -9,7 +9,7 @@ import pytest
 
 from headgate.testing import ManualClock
 from tests.places import Place
-from tests.servers import KINDS, Server
+from tests.servers import KINDS, Server, quiet_port
 
 pytest.register_assert_rewrite("tests.algorithms.scenario")
 
@@ -92,7 +92,7 @@ def any_redis_url(any_redis_server: Server) -> str:
 @pytest.fixture
 def mortal_server() -> Iterator[Server]:
     """A server that a test may kill."""
-    server = Server(KINDS[0])
+    server = Server(KINDS[0], port=quiet_port)
     yield server
     server.stop()
 
