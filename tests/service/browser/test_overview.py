@@ -111,7 +111,7 @@ def test_a_lost_connection_is_said_and_found_again(start: Start, look: Open, tmp
 
 
 def test_a_store_that_is_down_is_said(start: Start, look: Open, mortal_server: Server) -> None:
-    service = start("--store", mortal_server.url)
+    service = start("--store", mortal_server.patient_url)
     page = look(service)
     page.until("document.querySelector('#store').dataset.state === 'good'")
     assert page.text("#store-note").startswith("redis")
