@@ -49,6 +49,7 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     impatient = request.node.get_closest_marker("impatient")
     monkeypatch.setattr("headgate.redis.address.TIMEOUT", 0.5 if impatient else 10.0)
     monkeypatch.setattr("headgate.coordination.place.TIMEOUT", 2.0 if impatient else 10.0)
+    monkeypatch.setattr("headgate.stores.redis.WITHIN", 1.0 if impatient else 10.0)
 
 
 @pytest.fixture(scope="session")

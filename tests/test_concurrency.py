@@ -148,7 +148,7 @@ def spend_in_processes(redis_server: Server, algorithm: str, quotas: list[str], 
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        return sum(int(process.communicate(timeout=30)[0]) for process in processes)
+        return sum(int(process.communicate(timeout=50)[0]) for process in processes)
     finally:
         for process in processes:
             process.kill()
