@@ -115,6 +115,8 @@ def test_real_time(place: Place) -> None:
             begun = time.monotonic()
             await asyncio.gather(*(limiter.acquire("k") for _ in range(5)))
             assert 0.199 <= time.monotonic() - begun < PATIENCE
+        async with place.async_limiter("1/30d", name="long") as limiter:
+            await limiter.try_acquire("k")
             begun = time.monotonic()
             with pytest.raises(RateLimited):
                 await limiter.acquire("k", timeout=0.02)

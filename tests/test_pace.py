@@ -173,8 +173,17 @@ def test_as_async_decorator_and_context_manager(place: Place) -> None:
             async with limiter.paced(key="k"):
                 assert time.monotonic() - begun >= 0.039
             assert max(starts) - begun >= 0.029
+        async with place.async_limiter("1/30d burst 5", algorithm="leaky_bucket", name="full") as limiter:
+
+            @limiter.paced(key="k")
+            async def wait() -> None: ...
+
+            calls = [asyncio.ensure_future(wait()) for _ in range(6)]
             with pytest.raises(RateLimited):
-                await asyncio.gather(*(run("full") for _ in range(6)))
+                await asyncio.gather(*calls)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
 
     asyncio.run(check())
 

@@ -161,7 +161,7 @@ def test_every_write_leaves_a_time_to_live(algorithm: str, quota: Any, any_redis
 def test_state_ends_by_itself(algorithm: str, any_redis_server: Server) -> None:
     """The shortest-lived key is gone when its time has come, and no earlier."""
     with Place(any_redis_server) as place:
-        limiter = place.limiter(Quota(100, 60.0), algorithm=algorithm)
+        limiter = place.limiter("100/30d", algorithm=algorithm)
         limiter.try_acquire("k", permits=100)
         client = any_redis_server.client()
         (name,) = client.keys("*")
