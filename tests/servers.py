@@ -72,7 +72,6 @@ def free_port() -> int:
         return port
 
 
-SHARES = 8  # of the ports, for the processes of a test run
 _given: set[int] = set()
 
 
@@ -80,11 +79,15 @@ def quiet_port() -> int:
     """A port that stays ours while its server is dead, and whose Cluster bus port (10,000 higher) is free too.
 
     Both lie below those of outgoing connections, each process of a test run takes from a share of its own, and none
-    is given twice: nobody else is there when a server comes back.
+    is given again soon: nobody else is there when a server comes back.
     """
-    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % SHARES
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = range(15_000 + number % processes, 22_700, processes)
+    if 2 * len(_given) > len(share):
+        _given.clear()
     while True:
-        port = random.randrange(15_000 + share, 22_700, SHARES)
+        port = random.choice(share)
         if port in _given:
             continue
         _given.add(port)
