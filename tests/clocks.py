@@ -17,14 +17,18 @@ class WatchedClock(ManualClock):
         super().__init__()
         self.sleeping = 0
         self.naps: list[float | None] = []
+        self._counting = threading.Lock()
 
     def wait(self, wake: threading.Event, seconds: float | None) -> None:
-        self.naps.append(seconds)
-        self.sleeping += 1
+        bed = Bed(self, wake, seconds)
         try:
-            super().wait(wake, seconds)
+            super().wait(bed, seconds)  # type: ignore[arg-type]  # as much of an event as is needed
         finally:
-            self.sleeping -= 1
+            bed.leave()
+
+    def count(self, sleepers: int) -> None:
+        with self._counting:
+            self.sleeping += sleepers
 
     async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
         self.naps.append(seconds)
@@ -38,6 +42,26 @@ class WatchedClock(ManualClock):
     def seconds(self) -> float:
         """Seconds since midnight, when it started."""
         return (self.now() - ManualClock().now()) / 1_000_000
+
+
+class Bed:
+    """An event to sleep on. Who does is counted when the clock knows when to wake them, and can be advanced."""
+
+    def __init__(self, clock: WatchedClock, wake: threading.Event, seconds: float | None) -> None:
+        self.clock, self.wake, self.seconds = clock, wake, seconds
+        self.set = wake.set
+        self.asleep = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.asleep:
+            self.asleep = True
+            self.clock.naps.append(self.seconds)
+            self.clock.count(+1)
+        return self.wake.wait(timeout)
+
+    def leave(self) -> None:
+        if self.asleep:
+            self.clock.count(-1)
 
 
 def until(condition: Callable[..., object], *arguments: object) -> None:

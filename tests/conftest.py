@@ -9,7 +9,7 @@ import pytest
 
 from headgate.testing import ManualClock
 from tests.places import Place
-from tests.servers import KINDS, Server
+from tests.servers import KINDS, Server, quiet_port
 
 pytest.register_assert_rewrite("tests.algorithms.scenario")
 
@@ -49,6 +49,7 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     impatient = request.node.get_closest_marker("impatient")
     monkeypatch.setattr("headgate.redis.address.TIMEOUT", 0.5 if impatient else 10.0)
     monkeypatch.setattr("headgate.coordination.place.TIMEOUT", 2.0 if impatient else 10.0)
+    monkeypatch.setattr("headgate.stores.redis.WITHIN", 1.0 if impatient else 10.0)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +93,7 @@ def any_redis_url(any_redis_server: Server) -> str:
 @pytest.fixture
 def mortal_server() -> Iterator[Server]:
     """A server that a test may kill."""
-    server = Server(KINDS[0])
+    server = Server(KINDS[0], port=quiet_port)
     yield server
     server.stop()
 

@@ -21,7 +21,7 @@ def handler(*_: object) -> None:
 
 def pester(call: Callable[[], object], interrupts: int) -> None:
     """Make *call* over and over until so many interrupts have come."""
-    count, until = 0, time.monotonic() + 12
+    count, until = 0, time.monotonic() + 30
     signal.signal(signal.SIGALRM, handler)
     while count < interrupts:
         assert time.monotonic() < until, "hardly any interrupts"

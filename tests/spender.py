@@ -1,6 +1,6 @@
-"""Spend from one limiter in a process of its own: `python -m tests.spender URL ALGORITHM CALLS PERMITS KEY QUOTA...`.
+"""Spend in a process of its own: `python -m tests.spender URL`, then a line `ALGORITHM CALLS PERMITS QUOTA...` a time.
 
-Says `ready`, waits for a line, makes the calls, prints how many permits were granted.
+Says `ready`, waits for another line, makes the calls, prints how many permits were granted; and so on.
 """
 
 import sys
@@ -8,14 +8,16 @@ import sys
 from headgate import Limiter
 
 
-def main(url: str, algorithm: str, calls: str, permits: str, key: str, *quotas: str) -> None:
-    with Limiter(list(quotas), algorithm=algorithm, store=url, on_store_error="raise") as limiter:
-        limiter.peek(key)
-        print("ready", flush=True)
-        sys.stdin.readline()
-        count = int(permits)
-        granted = [limiter.try_acquire(key, permits=count).allowed for _ in range(int(calls))]
-        print(count * sum(granted), flush=True)
+def main(url: str) -> None:
+    while words := sys.stdin.readline().split():
+        algorithm, calls, permits, *quotas = words
+        with Limiter(quotas, algorithm=algorithm, store=url, on_store_error="raise") as limiter:
+            limiter.peek("k")
+            print("ready", flush=True)
+            sys.stdin.readline()
+            count = int(permits)
+            granted = [limiter.try_acquire("k", permits=count).allowed for _ in range(int(calls))]
+            print(count * sum(granted), flush=True)
 
 
 if __name__ == "__main__":

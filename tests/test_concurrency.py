@@ -124,35 +124,58 @@ def test_event_loops_in_threads(place: Place) -> None:
     assert in_threads(8, lambda: asyncio.run(check())) == (100 if place.server else 800)
 
 
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture(scope="module")
+def _processes() -> Iterator[list[Process]]:
+    """Those that were started, for all tests of this file: Python is slow to start, and eight times slower at once."""
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def processes(_processes: list[Process], redis_server: Server) -> list[Process]:
+    """Eight of them."""
+    command = [sys.executable, "-m", "tests.spender", redis_server.patient_url]
+    while len(_processes) < 8:
+        _processes.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    return _processes
+
+
+@pytest.mark.bounded(120)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_8_processes_on_one_redis(algorithm: str, redis_server: Server) -> None:
-    assert spend_in_processes(redis_server, algorithm, ["100/30d"], 1) == 100
+def test_8_processes_on_one_redis(algorithm: str, processes: list[Process]) -> None:
+    assert spend(processes, f"{algorithm} 60 1 100/30d") == 100
 
 
-def test_8_processes_by_sevens_from_several_quotas(redis_server: Server) -> None:
-    assert spend_in_processes(redis_server, "sliding_window", ["100/60d", "250/30d"], 7) == 98
+@pytest.mark.bounded(120)
+def test_8_processes_by_sevens_from_several_quotas(processes: list[Process]) -> None:
+    assert spend(processes, "sliding_window 60 7 100/60d 250/30d") == 98
 
 
-def spend_in_processes(redis_server: Server, algorithm: str, quotas: list[str], permits: int) -> int:
-    """Let eight processes ask 60 times each, all at once; sum up what they were granted."""
-    arguments = [redis_server.patient_url, algorithm, "60", str(permits), "k", *quotas]
-    command = [sys.executable, "-m", "tests.spender", *arguments]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        return sum(int(process.communicate(timeout=30)[0]) for process in processes)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def spend(processes: list[Process], order: str) -> int:
+    """Let all of them ask, as in `tests.spender`, at the same time; sum up what they were granted."""
+    for process in processes:
+        tell(process, order)
+    assert [hear(process) for process in processes] == ["ready"] * len(processes)
+    for process in processes:
+        tell(process, "go")
+    return sum(int(hear(process)) for process in processes)
+
+
+def tell(process: Process, line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def hear(process: Process) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def test_threads_and_time_that_moves() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
+from tests.pulse import Pulse
 from tests.servers import Server
 
 
@@ -16,12 +17,13 @@ def test_a_healthy_one(any_redis_server: Server) -> None:
     store = RedisStore(any_redis_server.url)
     with Limiter("5/minute", store=store) as limiter:
         limiter.try_acquire("k")
+        begun = time.monotonic()
         health = store.health()
         assert (health.healthy, health.reason, health.role) == (True, "ok", "master")
         assert health.version[0].isdigit()
         assert 0 < health.latency < 10
         assert health.connections == {"in_use": 0, "idle": 1, "waiting": 0}
-        assert store.health() is health, "asked again at once: the same answer"
+        assert store.health() is health or time.monotonic() - begun > 1.0, "asked again at once: the same answer"
     store.close()
 
 
@@ -38,11 +40,13 @@ def test_a_healthy_one_async(redis_server: Server) -> None:
 def test_one_that_hangs_and_one_that_is_gone(mortal_server: Server) -> None:
     store = RedisStore(mortal_server.url, timeout=0.1)
     os.kill(mortal_server.process.pid, signal.SIGSTOP)
-    begun = time.monotonic()
-    health = store.health()
+    with Pulse() as pulse:
+        begun = time.monotonic()
+        health = store.health()
+        took = time.monotonic() - begun
     os.kill(mortal_server.process.pid, signal.SIGCONT)
     assert (health.healthy, health.reason) == (False, "down")
-    assert time.monotonic() - begun < 2.0
+    assert took < 2.0 + pulse.slack
     mortal_server.kill()
     gone = RedisStore(mortal_server.url).health()
     assert (gone.healthy, gone.reason) == (False, "down")

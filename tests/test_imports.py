@@ -85,7 +85,7 @@ def _is_module(name: str) -> bool:
 def python(code: str) -> str:
     """What a fresh interpreter prints that runs *code*."""
     command = [sys.executable, "-X", "importtime", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=True).stdout
 
 
 CORE = """

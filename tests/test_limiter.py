@@ -15,7 +15,7 @@ from tests.places import ALGORITHMS
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_algorithm_in_capitals_is_the_same(algorithm: str) -> None:
     store = MemoryStore()
-    small, large = (Limiter("5/minute", algorithm=name, store=store) for name in (algorithm, algorithm.upper()))
+    small, large = (Limiter("5/30d", algorithm=name, store=store) for name in (algorithm, algorithm.upper()))
     assert small.try_acquire("k")
     assert large.peek("k", permits=0).remaining == 4
     assert large.rule.kind == algorithm

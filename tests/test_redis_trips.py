@@ -57,7 +57,7 @@ def test_a_decision_is_one_command(algorithm: str, quotas: list[str], any_redis_
 def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(any_redis_server: Server) -> None:
     """The same by INFO commandstats, granted and denied."""
     with Place(any_redis_server) as place:
-        limiter = place.limiter("50/minute")
+        limiter = place.limiter("50/30d")
         limiter.peek("k")
         before = {name: any_redis_server.calls(name) for name in ("evalsha", "eval", "script|load")}
         assert sum(limiter.try_acquire("k").allowed for _ in range(100)) == 50
@@ -114,22 +114,22 @@ for name in ("time", "monotonic"):
     real = getattr(time, name)
     setattr(time, name, lambda real=real: real() + skew / 10**9)
 from headgate import Limiter
-with Limiter("5/day", algorithm=sys.argv[2], store=sys.argv[3], on_store_error="raise") as limiter:
-    print(limiter.try_acquire("k", permits=3).allowed, limiter.peek("k", permits=0).remaining)
+for algorithm in sys.argv[3:]:
+    with Limiter("5/30d", algorithm=algorithm, store=sys.argv[2], on_store_error="raise") as limiter:
+        print(algorithm, limiter.try_acquire("k", permits=3).allowed, limiter.peek("k", permits=0).remaining)
 """
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_client_whose_clock_is_wrong_changes_nothing(algorithm: str, redis_server: Server) -> None:
+def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server) -> None:
     """Clients a hundred days ahead and behind count against the same state, by the server's time."""
     with Place(redis_server) as place:
-        limiter = place.limiter("5/day", algorithm=algorithm)
-        assert limiter.try_acquire("k", permits=3)
+        limiters = [place.limiter("5/30d", algorithm=algorithm) for algorithm in ALGORITHMS]
+        assert all(limiter.try_acquire("k", permits=3) for limiter in limiters)
         for skew in (100 * 86400, -100 * 86400):
-            command = [sys.executable, "-c", SKEWED, str(skew), algorithm, redis_server.patient_url]
-            said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
-            assert said == "False 2\n"
-        assert limiter.peek("k", permits=0).remaining == 2
+            command = [sys.executable, "-c", SKEWED, str(skew), redis_server.patient_url, *ALGORITHMS]
+            said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
+            assert said.splitlines() == [f"{algorithm} False 2" for algorithm in ALGORITHMS]
+        assert [limiter.peek("k", permits=0).remaining for limiter in limiters] == [2] * len(limiters)
 
 
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 61.0, 3600.0, 10_000_000.0])
@@ -277,5 +277,5 @@ print(1 + own + sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child
 
 def test_a_forked_child_does_not_share_its_parents_connection(redis_server: Server) -> None:
     command = [sys.executable, "-c", FORKED, redis_server.patient_url]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
     assert said == "100\n"

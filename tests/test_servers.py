@@ -41,5 +41,5 @@ def test_a_server_of_somebody_else_is_left_alone(redis_server: Server) -> None:
     """It answers on the port we want; we neither take it for ours nor touch what it keeps."""
     redis_server.client().set("theirs", "kept")
     with pytest.raises(RuntimeError, match="cannot start"):
-        Server(KINDS[0], port=redis_server.port)
+        Server(KINDS[0], port=lambda: redis_server.port)
     assert redis_server.client().get("theirs") == "kept"

@@ -5,10 +5,8 @@ when the replication links are up: a replica that never synchronised is not prom
 """
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,13 +20,14 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server
+from tests.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server, quiet_port
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
+UNDISTURBED = 30_000  # the same for a Cluster in which nobody is dead: a machine may stand still for a moment
 SERVICE = "headgate"
 SLOTS = 16384
 ONCE = Retry(NoBackoff(), 0)  # redis-py tries four times if it is not told otherwise
-PATIENCE = 20.0  # seconds for what takes two or three on an idle machine
+PATIENCE = 45.0  # seconds for what takes two or three on an idle machine; Sentinels who lost two sit out thirty
 
 
 def wait_until(true: Callable[[], Any], what: str, timeout: float = PATIENCE) -> float:
@@ -44,19 +43,6 @@ def wait_until(true: Callable[[], Any], what: str, timeout: float = PATIENCE) ->
     raise TimeoutError(f"not within {timeout} s: {what}")
 
 
-def quiet_port() -> int:
-    """A free port whose Cluster bus port (10,000 higher) is free too, both below those of outgoing connections."""
-    while True:
-        port = random.randint(15_000, 22_700)
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-            return port
-
-
 class Node(Server):
     """A server with options, and with a directory that is kept from one start to the next.
 
@@ -66,7 +52,7 @@ class Node(Server):
     def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
         self.options = options or {}
         self.directory = Path(tempfile.mkdtemp(prefix="headgate-"))
-        super().__init__(kind, port=quiet_port())
+        super().__init__(kind, port=quiet_port)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
@@ -87,8 +73,8 @@ class Node(Server):
         return [word for name, value in options.items() for word in (f"--{name}", *(value.split() or [""]))]
 
     def ask(self, *command: str | int) -> Any:
-        """One command on a connection of its own; waits five seconds at most."""
-        with closing(redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, retry=ONCE)) as client:
+        """One command on a connection of its own; waits twenty seconds at most."""
+        with closing(redis.Redis(port=self.port, decode_responses=True, socket_timeout=20, retry=ONCE)) as client:
             return client.execute_command(*command)
 
     def replication(self) -> dict[str, Any]:
@@ -262,6 +248,7 @@ class Cluster:
         for index, member in enumerate(self.members[3:]):
             member.ask("CLUSTER", "REPLICATE", self.members[index].id)
         self.wait_until_whole()
+        self._notice_after(UNDISTURBED)
 
     @property
     def url(self) -> str:
@@ -290,12 +277,21 @@ class Cluster:
 
     def kill(self, member: Member) -> None:
         member.kill()
-        self.dead.append(member)
+        self._mourn(member)
 
     def freeze(self, member: Member) -> None:
         """Stop it (SIGSTOP); to the others it is as good as dead."""
         member.freeze()
+        self._mourn(member)
+
+    def _mourn(self, member: Member) -> None:
         self.dead.append(member)
+        self._notice_after(DOWN_AFTER)
+
+    def _notice_after(self, milliseconds: int) -> None:
+        for member in self.members:
+            if member not in self.dead:
+                member.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds)
 
     def wait_for_promotion(self, slot: int, instead_of: Member) -> float:
         """Wait until a replica has taken over and every node goes on; returns when (monotonic)."""
@@ -312,6 +308,7 @@ class Cluster:
         while self.dead:
             self.dead.pop().restart()
         self.wait_until_whole()
+        self._notice_after(UNDISTURBED)
         for member in self.primaries():
             for slot in member.moving():
                 member.ask("CLUSTER", "SETSLOT", slot, "STABLE")

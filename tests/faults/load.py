@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from headgate import AsyncLimiter, Decision, Limiter
+from tests.pulse import Pulse
 
 CALLERS = {"threads": 32, "tasks": 200}
 PAUSE = {"threads": 0.01, "tasks": 0.05}  # seconds between two calls of a caller: 3,000 to 4,000 calls a second
-SLACK = 0.25  # seconds that a busy machine may add to any bound, besides what it was seen to add
 
 
 class Answer(NamedTuple):
@@ -44,7 +44,7 @@ class Load:
 
     def __init__(self, how: str, store: str, quota: Any, *, keys: tuple[str, ...] = ("k",), **options: Any) -> None:
         self.answers: list[Answer] = []  # in the order in which they ended
-        self.hiccup = 0.0  # the longest that a thread of this process waited for its turn, in seconds
+        self.pulse = Pulse()
         self.limiter: Limiter | AsyncLimiter
         self._how = how
         self._keys = keys
@@ -53,13 +53,13 @@ class Load:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        self._threads = [threading.Thread(target=self._feel_the_pulse)]
         if self._how == "threads":
             limiter = self.limiter = self._make(Limiter)
             count = CALLERS["threads"]
             self._threads += [threading.Thread(target=self._call, args=(limiter, i)) for i in range(count)]
         else:
             self._threads += [threading.Thread(target=asyncio.run, args=(self._acall_all(),))]
+        self.pulse.__enter__()
         for thread in self._threads:
             thread.start()
         return self
@@ -70,10 +70,11 @@ class Load:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        self.pulse.__exit__(kind, error, trace)
         if isinstance(self.limiter, Limiter):
             self.limiter.close()
 
-    def wait_for(self, wanted: Callable[[Answer], bool], since: float = 0.0, timeout: float = 10.0) -> Answer:
+    def wait_for(self, wanted: Callable[[Answer], bool], since: float = 0.0, timeout: float = 40.0) -> Answer:
         """The first answer to a call begun after *since* that is as *wanted*; fails when none comes in time."""
         deadline = time.monotonic() + timeout
         seen = 0
@@ -103,7 +104,7 @@ class Load:
     @property
     def slack(self) -> float:
         """What this machine may add to any bound."""
-        return SLACK + 3 * self.hiccup
+        return self.pulse.slack
 
     def _call(self, limiter: Limiter, number: int) -> None:
         while not self._over.wait(PAUSE["threads"]):
@@ -133,9 +134,3 @@ class Load:
                 decision, failure = None, error
             self.answers.append(Answer(begun, time.monotonic() - begun, key, decision, failure))
             await asyncio.sleep(PAUSE["tasks"])
-
-    def _feel_the_pulse(self) -> None:
-        while not self._over.is_set():
-            begun = time.monotonic()
-            time.sleep(0.01)
-            self.hiccup = max(self.hiccup, time.monotonic() - begun - 0.01)

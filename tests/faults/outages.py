@@ -48,7 +48,7 @@ def requests_lost(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
 @contextmanager
 def late(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
     """Replies that come when nobody waits for them any more."""
-    proxy.delay = 1.0
+    proxy.delay = 20.0
     yield
     proxy.delay = 0.0
 
@@ -75,7 +75,7 @@ def busy(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
     node.ask("CONFIG", "SET", "lua-time-limit", 10)
 
     def loop() -> None:
-        with redis.Redis(port=node.port, socket_timeout=30, retry=ONCE) as client:
+        with redis.Redis(port=node.port, socket_timeout=60, retry=ONCE) as client:
             try:
                 client.eval("while true do end", 0)
             except redis.RedisError:  # it is killed in the end
@@ -93,14 +93,16 @@ def busy(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
 
 @contextmanager
 def loading(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
-    """It was started again and reads what it had saved, for a second and a half."""
+    """It was started again and reads what it had saved, for five seconds if it may."""
     node.ask("CONFIG", "SET", "rdbcompression", "no")
     node.ask("EVAL", "for i = 1, 200 do redis.call('SET', i, string.rep('x', 200000)) end", 0)
     node.ask("SAVE")
-    node.options["key-load-delay"] = "6500"  # microseconds; it looks at its clients every two megabytes
+    node.options["key-load-delay"] = "25000"  # microseconds; it looks at its clients every two megabytes
     node.launch()
     wait_until(lambda: _refuses(node, "loading"), "the server loads")
     yield
+    del node.options["key-load-delay"]
+    node.restart()
     wait_until(lambda: node.ask("PING"), "the server has loaded")
 
 

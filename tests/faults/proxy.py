@@ -7,6 +7,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from tests.proxy import Connection, Proxy
 class FaultyProxy(Proxy):
     """`with FaultyProxy(port) as proxy`: connect to `proxy.url`, then break what is to be broken.
 
-    delay            seconds by which replies come later
+    delay            seconds by which replies come later; those that wait come at once when it is set back
     swallow_requests nothing reaches the server any more; the connections stay open
     swallow_replies  the server does what it is asked, and nobody hears of it
     swallowed        how many requests were
@@ -89,8 +90,9 @@ class FaultyProxy(Proxy):
         self._writers.add(writer)
         try:
             while data := await reader.read(65536):
-                if self.delay:
-                    await asyncio.sleep(self.delay)
+                came = time.monotonic()
+                while (left := came + self.delay - time.monotonic()) > 0:  # noqa: ASYNC110  # set by another thread
+                    await asyncio.sleep(min(left, 0.01))
                 if self.swallow_replies:
                     continue
                 if self.truncate is not None and seen.under_way:

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.clusters import Node
 from tests.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 ROOT = Path(__file__).parent.parent.parent
 

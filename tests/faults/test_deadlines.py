@@ -10,49 +10,51 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 from tests.faults.clusters import Node, Sentinels, wait_until
 from tests.faults.proxy import FaultyProxy
+from tests.pulse import Pulse
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(120)]
 
 QUOTA = "100/30d"
-SLACK = 0.35  # seconds that a busy machine may add
 
 
 def test_connecting_is_a_part_of_it(node: Node) -> None:
     """To log in takes a reply, to decide another, each within the time-out, and both together not."""
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.8) as limiter:
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.8) as limiter, Pulse() as pulse:
         proxy.delay = 0.6
         begun = time.monotonic()
         assert limiter.try_acquire("k").degraded
-        assert time.monotonic() - begun < 0.8 + SLACK
+        took = time.monotonic() - begun
+    assert took < 0.8 + pulse.slack
 
 
 def test_a_budget_for_one_call(node: Node) -> None:
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=10) as limiter:
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=30) as limiter:
+        assert limiter.within(20).try_acquire("k").remaining == 99
         hasty = limiter.within(0.05)
-        assert hasty.try_acquire("k").remaining == 99
-        proxy.delay = 1.0
+        proxy.delay = 20.0
         begun = time.monotonic()
         assert hasty.try_acquire("k").degraded
         assert hasty.peek("k").degraded
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 15
         assert limiter.store_health().degraded == 2, "they share their figures"
         assert limiter.store_health().state == "closed"
+        proxy.delay = 0.1
         assert not limiter.try_acquire("k").degraded, "whoever has time gets the store's answer"
 
 
 def test_a_budget_for_one_call_async(node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=proxy.url, timeout=10) as limiter:
-            assert (await limiter.within(0.2).try_acquire("k")).remaining == 99
-            proxy.delay = 1.0
+        async with AsyncLimiter(QUOTA, store=proxy.url, timeout=30) as limiter:
+            assert (await limiter.within(20).try_acquire("k")).remaining == 99
+            proxy.delay = 20.0
             begun = time.monotonic()
             patient = asyncio.create_task(limiter.try_acquire("k"))
             await asyncio.sleep(0)
             assert (await limiter.within(0.05).try_acquire("k")).degraded
-            assert time.monotonic() - begun < 1.0
-            assert (await patient).remaining in (98, 97)
+            assert time.monotonic() - begun < 15
             proxy.delay = 0.0
-            deadline = time.monotonic() + 5
+            assert (await patient).remaining in (98, 97)
+            deadline = time.monotonic() + 20
             while (await limiter.peek("k", permits=0)).remaining != 98:  # what nobody waited for is given back
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
@@ -63,15 +65,18 @@ def test_a_budget_for_one_call_async(node: Node) -> None:
 
 def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
     """Callers with too little time for a healthy server do not open the breaker, those of a dead one do."""
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=1.0) as limiter:
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=30) as limiter:
         limiter.try_acquire("k")
-        proxy.delay = 0.1
         for _ in range(5):
+            proxy.delay = 20.0
             assert limiter.within(0.01).try_acquire("k").degraded
+            proxy.delay = 0.0
             assert not limiter.try_acquire("k").degraded
         assert limiter.store_health().opened == 0
-        proxy.delay, proxy.swallow_replies = 0.0, True
-        deadline = time.monotonic() + 8
+    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=1.0) as limiter:
+        limiter.within(20).try_acquire("k")
+        proxy.swallow_replies = True
+        deadline = time.monotonic() + 20
         while limiter.store_health().state == "closed":
             assert limiter.within(0.01).try_acquire("k").degraded
             assert time.monotonic() < deadline, "it never opens"
@@ -109,13 +114,16 @@ def test_a_primary_that_was_demoted_decides_nothing(sentinels: Sentinels) -> Non
     def demote() -> None:
         sentinels.fail_over()
         sentinels.wait_for_failover()
+        # as the Sentinels would do it, after eight seconds
+        old.ask("REPLICAOF", "127.0.0.1", sentinels.replica.port)
+        old.ask("CLIENT", "KILL", "TYPE", "normal")
         wait_until(lambda: old.replication()["role"] == "slave", "the old primary follows")
         wait_until(lambda: old.replication()["master_link_status"] == "up", "it has caught up")
         old.ask("CONFIG", "RESETSTAT")
 
     async def check() -> None:
-        with Limiter("3/30d", store=sentinels.url + "?timeout=5") as threads:
-            async with AsyncLimiter("3/30d", store=sentinels.url + "?timeout=5") as tasks:
+        with Limiter("3/30d", store=sentinels.url + "?timeout=20") as threads:
+            async with AsyncLimiter("3/30d", store=sentinels.url + "?timeout=20") as tasks:
                 assert [threads.try_acquire("by threads").remaining for _ in range(3)] == [2, 1, 0]
                 assert [(await tasks.try_acquire("by tasks")).remaining for _ in range(3)] == [2, 1, 0]
                 await asyncio.to_thread(demote)

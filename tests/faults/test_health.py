@@ -8,20 +8,22 @@ import time
 import pytest
 
 from headgate import AsyncLimiter, Limiter
+from headgate.redis.health import WITHIN
 from headgate.stores import Health
 from headgate.stores.redis import RedisStore
 from tests.faults.clusters import Node, wait_until
 from tests.faults.outages import OUTAGES, paused
 from tests.faults.proxy import FaultyProxy
+from tests.pulse import Pulse
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 TIMEOUTS = "?timeout=0.2&connect_timeout=0.2"
-PATIENT = "?timeout=1.6"  # a server that loads looks at its clients every now and then only
+PATIENT = "?timeout=20&connect_timeout=20"
 
 
 def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    with Limiter("1000/30d", store=node.url + TIMEOUTS) as limiter:
+    with Limiter("1000/30d", store=node.url + PATIENT) as limiter:
         limiter.try_acquire("k")
         health = limiter.store_health()
         assert (health.state, health.degraded) == ("closed", 0)
@@ -33,7 +35,7 @@ def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
         assert health.failures >= 1
         node.restart()
         # nobody calls: the probe alone brings it back
-        wait_until(lambda: limiter.store_health().state == "closed", "the store is in use again", timeout=3)
+        wait_until(lambda: limiter.store_health().state == "closed", "the store is in use again")
         assert not limiter.try_acquire("k").degraded
     levels = [record.levelno for record in caplog.records if record.name.startswith("headgate")]
     assert sum(level >= logging.ERROR for level in levels) == 1, "once for the whole outage"
@@ -41,7 +43,7 @@ def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_open_and_closed_async(node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter("1000/30d", store=node.url + TIMEOUTS) as limiter:
+        async with AsyncLimiter("1000/30d", store=node.url + PATIENT) as limiter:
             await limiter.try_acquire("k")
             assert limiter.store_health().state == "closed"
             node.kill()
@@ -50,7 +52,7 @@ def test_open_and_closed_async(node: Node) -> None:
             assert limiter.store_health().state == "open"
             assert limiter.store_health().degraded == 100
             node.restart()
-            deadline = time.monotonic() + 3
+            deadline = time.monotonic() + 20
             while limiter.store_health().state != "closed":
                 assert time.monotonic() < deadline, "it does not come back by itself"
                 await asyncio.sleep(0.02)
@@ -67,9 +69,9 @@ def test_an_open_breaker_leaves_the_network_alone(node: Node) -> None:
         for _ in range(20):
             assert limiter.try_acquire("k").degraded
         before, begun = len(proxy.connections), time.monotonic()
-        while time.monotonic() - begun < 1.0:
+        while (took := time.monotonic() - begun) < 1.0:
             assert limiter.try_acquire("k").degraded
-        assert len(proxy.connections) - before <= 10
+        assert len(proxy.connections) - before <= 10 * took
 
 
 # what health() is to say in each outage; "" for any reason
@@ -86,52 +88,60 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("outage", REASONS)
-def test_health_names_the_reason(outage: str, node: Node) -> None:
-    timeouts = PATIENT if outage == "loading" else TIMEOUTS
+ANSWERS = ("out of memory", "read-only", "loading")  # a server that is asked, however slow the machine
 
+
+@pytest.mark.parametrize("outage", REASONS)
+def test_health_names_the_reason(outage: str, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def health() -> Health:
         store = RedisStore(proxy.url + timeouts)
-        begun = time.monotonic()
         seen = store.health()
-        assert time.monotonic() - begun < 2.0
         store.close()
         return seen
 
     async def ahealth() -> Health:
         store = RedisStore(proxy.url + timeouts)
-        begun = time.monotonic()
         seen = await store.ahealth()
-        assert time.monotonic() - begun < 2.0
         await store.aclose()
         return seen
 
     with FaultyProxy(node.port) as proxy:
-        assert health().reason == asyncio.run(ahealth()).reason == "ok"
-        with OUTAGES[outage](node, proxy):
+        timeouts = PATIENT
+        wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy")
+        with OUTAGES[outage](node, proxy), Pulse() as pulse, monkeypatch.context() as patch:
+            within = 20.0 if outage in ANSWERS else WITHIN
+            patch.setattr("headgate.stores.redis.WITHIN", within)
+            timeouts = PATIENT if outage in ANSWERS else TIMEOUTS
+            begun = time.monotonic()
             for seen in (health(), asyncio.run(ahealth())):
                 assert not seen.healthy
                 assert seen.reason == (REASONS[outage] or seen.reason) != "ok"
                 assert seen.problems or seen.reason != "down"
-        wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy again", timeout=3)
+            took = time.monotonic() - begun
+        assert took < 2 * within + 1.0 + pulse.slack
+        timeouts = PATIENT
+        wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy again")
 
 
-def test_slower_than_a_check_may_be(node: Node) -> None:
+def test_slower_than_a_check_may_be(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers, but each time too late: named so, within a second in all, however many questions there are."""
     with FaultyProxy(node.port) as proxy:
-        store = RedisStore(proxy.url, timeout=0.1, connect_timeout=5)
+        monkeypatch.setattr("headgate.stores.redis.WITHIN", 20.0)  # a machine that stands still would use up a second
+        store = RedisStore(proxy.url, timeout=0.1, connect_timeout=20)
         proxy.delay = 0.15
-        begun = time.monotonic()
-        seen = store.health()
+        with Pulse() as pulse:
+            begun = time.monotonic()
+            seen = store.health()
+            took = time.monotonic() - begun
+        store.close()
         assert (seen.healthy, seen.reason) == (False, "slow")
         assert seen.latency > 0.1
-        assert time.monotonic() - begun < 2.0
-        store.close()
+        assert took < 1.5 + pulse.slack
 
 
 def test_a_pool_that_is_exhausted(node: Node) -> None:
     """Checks are held up, and those that come behind find no connection; the look at the server has its own."""
-    store = RedisStore(node.url, timeout=10, max_connections=2)
+    store = RedisStore(node.url, timeout=50, max_connections=2)
     with Limiter("1000/30d", store=store) as limiter:
         limiter.try_acquire("k")
         threads = [threading.Thread(target=limiter.try_acquire, args=("k",)) for _ in range(5)]

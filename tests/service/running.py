@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from tests.servers import DIE_WITH_PARENT, free_port
 
-START = 30.0  # seconds; a busy machine is slow to start Python
+START = 50.0  # seconds; a busy machine is slow to start Python
 API = "/api/v1/rate-limit"
 
 
@@ -84,7 +84,7 @@ class Service:
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 return self.get("/actuator/health/liveness").status == 200
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 time.sleep(0.02)
         return False
 
@@ -140,6 +140,11 @@ class Service:
         lines = self.get("/metrics").body.decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
+
+    def take_turns(self) -> None:
+        """Let it do what it was told before, and has not answered: it takes up what comes in turn."""
+        for _ in range(20):
+            assert self.get("/actuator/health/liveness").status == 200
 
     def workers(self) -> list[int]:
         """The process ids of its workers (Linux)."""

@@ -120,6 +120,7 @@ def test_a_reset_that_did_not_happen_is_none_and_counters_outlive_their_worker(
     assert service.metrics()[name] >= before
 
 
+@pytest.mark.usefixtures("within_a_minute")
 def test_every_algorithm_and_a_batch(start: Start, redis_server: Server) -> None:
     service = start("--store", redis_server.patient_url)
     for name in ("TOKEN_BUCKET", "LEAKY_BUCKET", "FIXED_WINDOW", "SLIDING_WINDOW", "SLIDING_WINDOW_COUNTER", "GCRA"):

@@ -31,13 +31,13 @@ key = ["key", "address"]
 
 [rules.api]
 quotas = "10/minute"
-algorithm = "fixed_window"
+algorithm = "sliding_window"
 overrides = { vip = "20/minute", "gold one" = "gold" }
 exempt = ["monitor", "192.0.2.0/24"]
 
 [rules.report]
 quotas = "10/minute"
-algorithm = "fixed_window"
+algorithm = "sliding_window"
 cost = 4
 
 [rules.try-out]

@@ -19,6 +19,7 @@ def test_a_signal_to_everybody_stops_it_as_one_to_the_main_process_does(
     start: Start, number: signal.Signals, workers: str
 ) -> None:
     service = start("--workers", workers)
+    eventually(lambda: len(service.workers()) == int(workers), "all have been started")
     children = service.workers()
     os.killpg(service.process.pid, number)
     assert service.process.wait(60) == 0
@@ -52,6 +53,7 @@ def test_a_worker_that_stopped_before_the_main_process_heard_of_it_has_not_faile
 
 def test_a_worker_that_dies_again_and_again_leaves_the_other_alone(start: Start) -> None:
     service = start("--workers", "2")
+    eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both at work")
     healthy, victim = service.workers()
     for _ in range(3):
         os.kill(victim, signal.SIGKILL)

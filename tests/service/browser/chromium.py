@@ -118,7 +118,7 @@ class Chromium:
         os.close(self._commands)  # asks it to end
         os.close(self._answers)
         try:
-            self.process.wait(5)
+            self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()  # by the process id that we started
             self.process.wait()
@@ -164,7 +164,7 @@ class Page:
             raise RuntimeError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
 
-    def until(self, script: str, within: float = 20.0) -> Any:
+    def until(self, script: str, within: float = 40.0) -> Any:
         """Wait until an expression is true; the value that it then has."""
         deadline = time.monotonic() + within
         while not (value := self.value(script)):

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip())
 
 EXAMPLE = tools.HOUSE / "deploy" / "nginx" / "headgate.conf"
 LIMIT = 5
+TIMEOUTS = {"connect": "100ms", "send": "500ms", "read": "500ms"}
 CONFIG = f"""
 trusted_proxies = ["127.0.0.1/32"]
 [rules.default]
@@ -120,6 +121,8 @@ def behind(
     text = EXAMPLE.read_text()
     ours = {"127.0.0.1:8080": service.port, "127.0.0.1:3000": application, "127.0.0.1:8088": front}
     changes = {old: f"127.0.0.1:{port}" for old, port in ours.items()} | getattr(request, "param", {})
+    # a machine that stands still for a moment is no service that is down
+    changes |= {f"proxy_{what}_timeout {time}": f"proxy_{what}_timeout 20s" for what, time in TIMEOUTS.items()}
     for old, new in changes.items():
         assert text.count(old) == 1, f"the example has {old!r} {text.count(old)} times"
         text = text.replace(old, new)
