@@ -21,6 +21,7 @@ from headgate.coordination.queue import JOINING
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.clocks import until_async
 from tests.coordination.silence import answered
 from tests.faults.clusters import wait_until
 from tests.faults.proxy import FaultyProxy
@@ -189,8 +190,13 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
 
 
 @pytest.mark.bounded(300)
-async def test_10_000_tasks_stand_in_line(url: str, name: str, servers: dict[str, Server]) -> None:
+async def test_10_000_tasks_stand_in_line(
+    url: str, name: str, servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
+    alive = crowd.ALIVE
+    monkeypatch.setattr("headgate.coordination.queue.JOINING", 300.0)  # a slow machine takes long to get them there
+    monkeypatch.setattr(crowd, "ALIVE", 300.0)
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
     assert await queue.size() == 0
     server = next((server for server in servers.values() if str(server.port) in url), None)
@@ -199,7 +205,11 @@ async def test_10_000_tasks_stand_in_line(url: str, name: str, servers: dict[str
     async with asyncio.timeout(120):
         while await queue.size() < 10_000:  # noqa: ASYNC110  # nobody tells when they stand in line
             await asyncio.sleep(0.1)
-    await asyncio.sleep(crowd.ALIVE + crowd.BEAT)
+    monkeypatch.setattr(crowd, "ALIVE", alive)
+    [ours] = [each for each in crowd._CROWDS.values() if len(each._all) == 10_000]
+    begun = ours._begun
+    await asyncio.sleep(alive + crowd.BEAT)
+    await until_async(lambda: ours._begun > begun)  # they were spoken for meanwhile
     assert await queue.size() == 10_000
     assert not any(task.done() for task in tasks)
     if server:
