@@ -146,13 +146,11 @@ def processes(_processes: list[Process], redis_server: Server) -> list[Process]:
     return _processes
 
 
-@pytest.mark.bounded(120)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_8_processes_on_one_redis(algorithm: str, processes: list[Process]) -> None:
     assert spend(processes, f"{algorithm} 60 1 100/30d") == 100
 
 
-@pytest.mark.bounded(120)
 def test_8_processes_by_sevens_from_several_quotas(processes: list[Process]) -> None:
     assert spend(processes, "sliding_window 60 7 100/60d 250/30d") == 98
 

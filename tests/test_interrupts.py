@@ -19,13 +19,11 @@ def pestered(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
-@pytest.mark.bounded(120)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_memory_goes_on(algorithm: str) -> None:
     assert pestered("memory", algorithm, "1000000/second", "999983/second", "7/day") == "survived\n"
 
 
-@pytest.mark.bounded(120)
 def test_a_redis_connection_never_keeps_somebody_elses_reply(redis_server: Server) -> None:
     assert pestered("redis", redis_server.url + "?timeout=10") == "survived\n"
 

@@ -72,7 +72,6 @@ def compare(algorithm: str, quotas: list[Quota], server: Server, count: int) -> 
         assert denied > count // 20, "the walk must be denied something, or it tests nothing"
 
 
-@pytest.mark.bounded(120)
 @pytest.mark.parametrize("several", [False, True], ids=["one quota", "several quotas"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_memory_and_redis_agree(algorithm: str, several: bool, redis_server: Server) -> None:

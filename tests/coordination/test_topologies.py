@@ -14,7 +14,6 @@ TIMES = range(6)  # of each tool, so that every server has some
 
 
 @pytest.mark.xdist_group("faults-cluster")
-@pytest.mark.bounded(60)
 def test_cluster(cluster: Cluster) -> None:
     url = cluster.url + "?timeout=5"
     for number in TIMES:
@@ -72,7 +71,6 @@ def is_taken(lock: Lock) -> bool:
 
 
 @pytest.mark.xdist_group("faults")
-@pytest.mark.bounded(60)
 def test_sentinel_failover(sentinels: Sentinels) -> None:
     """A planned one: what was held is held, what was counted is counted, and whoever waits gets it in the end."""
     url = sentinels.url + "?timeout=5"

@@ -1,12 +1,9 @@
 """A short one; `make soak` takes longer."""
 
-import pytest
-
 from tests.coordination.torture import TTL, torture
 from tests.servers import Server
 
 
-@pytest.mark.bounded(120)
 def test_torture(mortal_server: Server) -> None:
     outcome = torture(mortal_server, processes=6, seconds=4.0, least=15)
     print(outcome)

@@ -14,7 +14,7 @@ from tests.faults.load import Load
 from tests.faults.outages import busy
 from tests.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-cluster"), pytest.mark.bounded(120)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-cluster")]
 
 BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"

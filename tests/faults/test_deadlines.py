@@ -12,7 +12,7 @@ from tests.faults.clusters import Node, Sentinels, wait_until
 from tests.faults.proxy import FaultyProxy
 from tests.pulse import Pulse
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(120)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 

@@ -21,7 +21,7 @@ from tests.faults.outages import paused
 from tests.faults.proxy import FaultyProxy
 from tests.servers import PASSWORD, USER
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults"), pytest.mark.bounded(120)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 PATIENT = "?timeout=20&connect_timeout=20"

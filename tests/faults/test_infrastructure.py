@@ -14,7 +14,7 @@ from tests.faults.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_
 from tests.faults.proxy import FaultyProxy
 from tests.servers import LOGIN
 
-pytestmark = [pytest.mark.xdist_group("faults-cluster"), pytest.mark.bounded(120)]
+pytestmark = pytest.mark.xdist_group("faults-cluster")
 
 
 def test_sentinels_elect_the_replica(sentinels: Sentinels) -> None:

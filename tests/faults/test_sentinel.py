@@ -11,7 +11,7 @@ from headgate.errors import StoreUnavailable
 from tests.faults.clusters import Sentinels
 from tests.faults.load import Load
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel"), pytest.mark.bounded(120)]
+pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel")]
 
 BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"

@@ -25,7 +25,7 @@ RATE = 1000
 QUOTA = f"{RATE}/second"
 HOT = "rate_limiter:hybrid:token_bucket:{hot}"
 
-pytestmark = [pytest.mark.bounded(int(SECONDS) * 3 + 60), pytest.mark.xdist_group("herd")]
+pytestmark = [pytest.mark.bounded(int(SECONDS) * 3 + 120), pytest.mark.xdist_group("herd")]
 
 
 def url_of(server: Server) -> str:

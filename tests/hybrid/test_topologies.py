@@ -17,7 +17,7 @@ from tests.clocks import until
 from tests.faults.clusters import Cluster, Member, Sentinels, slots_of, wait_until
 from tests.servers import KINDS
 
-pytestmark = [pytest.mark.xdist_group("hybrid-topologies"), pytest.mark.bounded(60)]
+pytestmark = pytest.mark.xdist_group("hybrid-topologies")
 PATIENT = "?timeout=20&connect_timeout=20"
 SICK = slots_of(0)  # of a server that is frozen
 

@@ -13,7 +13,6 @@ STRICT = "max_wait = 0.05\n"  # else it would wait for what it asks for
 
 
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not for this Python yet")
-@pytest.mark.bounded(120)
 def test_schemathesis_finds_nothing(start: Start, tmp_path: Path) -> None:
     service = start(config=STRICT)
     command = [Path(sys.executable).parent / "schemathesis", "run", f"http://127.0.0.1:{service.port}/openapi.json"]
