@@ -246,11 +246,12 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
     assert all(limiter.try_acquire("k").degraded for _ in range(owed))
     assert limiter.peek("k").degraded
     limiter.close()
-    leaving = limiter._gate.node.leaving
+    node = limiter._gate.node
 
     def given_up() -> bool:
         clock.advance(1.0)
-        return not leaving
+        with node.lock:  # or it may not be in the log yet
+            return not node.leaving
 
     until(given_up)
     told = [record.getMessage() for record in caplog.records if "'gone owing" in record.getMessage()]
