@@ -1,13 +1,13 @@
 # All tools go into .venv, all outputs into build; nothing here needs root or touches the rest of the machine.
 #
 #   PYTHON=python3.13   the interpreter of .venv (run `make clean` when changing it)
-#   JOBS=2              how many processes run the tests
+#   JOBS=3              how many processes run the tests, which wait for half of their time: more than there are cores
 #   TESTS=tests/stores  which tests; PYTEST_FLAGS="-k redis -x" how
 #   BENCH_FLAGS=...     what to hand to the benchmark
 #   SERVE_FLAGS="--port 9000 --store redis://..."   what to hand to the service
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 TESTS ?= tests
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
