@@ -192,7 +192,7 @@ def test_real_time_passes(place: Place) -> None:
     begun = time.monotonic()
     for _ in range(5):
         limiter.acquire("k")
-    assert 0.199 <= time.monotonic() - begun < PATIENCE
+    assert 0.199 <= time.monotonic() - begun < 5.0
 
 
 def test_real_time_runs_out(place: Place) -> None:
@@ -201,7 +201,7 @@ def test_real_time_runs_out(place: Place) -> None:
     begun = time.monotonic()
     with pytest.raises(RateLimited):
         limiter.acquire("k", timeout=0.15)
-    assert 0.149 <= time.monotonic() - begun < PATIENCE
+    assert 0.149 <= time.monotonic() - begun < 5.0
 
 
 def test_a_crowd_in_real_time_is_served_completely(place: Place) -> None:

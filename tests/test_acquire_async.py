@@ -114,13 +114,13 @@ def test_real_time(place: Place) -> None:
         async with place.async_limiter("20/second burst 1") as limiter:
             begun = time.monotonic()
             await asyncio.gather(*(limiter.acquire("k") for _ in range(5)))
-            assert 0.199 <= time.monotonic() - begun < PATIENCE
+            assert 0.199 <= time.monotonic() - begun < 5.0
         async with place.async_limiter("1/30d", name="long") as limiter:
             await limiter.try_acquire("k")
             begun = time.monotonic()
             with pytest.raises(RateLimited):
                 await limiter.acquire("k", timeout=0.02)
-            assert 0.019 <= time.monotonic() - begun < PATIENCE
+            assert 0.019 <= time.monotonic() - begun < 5.0
 
     asyncio.run(check())
 

@@ -653,7 +653,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
     killed = time.monotonic()
     back = {pool.acquire(timeout=LONG).member for _ in range(5)}
     assert back == set("abcde")
-    assert time.monotonic() - killed < 4.0 + LONG, "the lease, and what a busy machine adds"
+    assert time.monotonic() - killed < 4.0 + 8.0, "the lease, and what a busy machine adds"
     for holder in holders:
         holder.communicate()
 

@@ -20,7 +20,7 @@ BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
 PATIENT = "?timeout=20&connect_timeout=20"
 LIMIT = 2000
-RETURN = 5.0  # seconds after the promotion until it must be in use; a second, if the servers are given their turns
+RETURN = 1.0  # seconds after the promotion until it must be in use
 REPLICATION = 0.5  # seconds of acknowledged calls that a replica may not have heard of
 SLOT = key_slot(b"k")
 
@@ -57,8 +57,7 @@ def test_failover_under_load(fault: str, how: str, cluster: Cluster) -> None:
     assert max(answer.took for answer in load.answers) <= BUDGET + load.slack
     for key in keys:
         admitted = sum(answer.admitted for answer in load.answers if answer.key == key)
-        lately = load.between(begin - REPLICATION - load.slack, begin)
-        unsure = sum(answer.admitted for answer in lately if answer.key == key)
+        unsure = sum(answer.admitted for answer in load.between(begin - REPLICATION, begin) if answer.key == key)
         print(f"{key}: {admitted} admitted of {LIMIT}; flows {flows.ended - promoted:+.3f} s after the promotion")
         assert admitted <= LIMIT + (unsure if key == "k" else 0)
 
@@ -125,11 +124,11 @@ def test_a_cluster_that_is_down(cluster: Cluster) -> None:
         for _ in range(50):
             assert limiter.try_acquire(key).degraded
             assert limiter.try_acquire("k").degraded
-        assert time.monotonic() - begun < 50 * BUDGET, "each call waits until its time is over"
+        assert time.monotonic() - begun < 50 * BUDGET / 3, "each call waits until its time is over"
         cluster.heal()
         back = time.monotonic()
         while limiter.try_acquire(key).degraded or limiter.try_acquire("k").degraded:
-            assert time.monotonic() - back < 20.0, "it does not recover"
+            assert time.monotonic() - back < 3.0, "it does not recover"
             time.sleep(0.01)
 
 

@@ -32,10 +32,12 @@ def test_a_budget_for_one_call(node: Node) -> None:
         assert limiter.within(20).try_acquire("k").remaining == 99
         hasty = limiter.within(0.05)
         proxy.delay = 20.0
-        begun = time.monotonic()
-        assert hasty.try_acquire("k").degraded
-        assert hasty.peek("k").degraded
-        assert time.monotonic() - begun < 15
+        with Pulse() as pulse:
+            begun = time.monotonic()
+            assert hasty.try_acquire("k").degraded
+            assert hasty.peek("k").degraded
+            took = time.monotonic() - begun
+        assert took < 0.1 + pulse.slack
         assert limiter.store_health().degraded == 2, "they share their figures"
         assert limiter.store_health().state == "closed"
         proxy.delay = 0.1
@@ -47,11 +49,13 @@ def test_a_budget_for_one_call_async(node: Node) -> None:
         async with AsyncLimiter(QUOTA, store=proxy.url, timeout=30) as limiter:
             assert (await limiter.within(20).try_acquire("k")).remaining == 99
             proxy.delay = 20.0
-            begun = time.monotonic()
-            patient = asyncio.create_task(limiter.try_acquire("k"))
-            await asyncio.sleep(0)
-            assert (await limiter.within(0.05).try_acquire("k")).degraded
-            assert time.monotonic() - begun < 15
+            with Pulse() as pulse:
+                begun = time.monotonic()
+                patient = asyncio.create_task(limiter.try_acquire("k"))
+                await asyncio.sleep(0)
+                assert (await limiter.within(0.05).try_acquire("k")).degraded
+                took = time.monotonic() - begun
+            assert took < 0.05 + pulse.slack
             proxy.delay = 0.0
             assert (await patient).remaining in (98, 97)
             deadline = time.monotonic() + 20

@@ -19,6 +19,7 @@ from headgate.stores.redis import RedisStore
 from tests.faults.clusters import Cluster, Node, wait_until
 from tests.faults.outages import paused
 from tests.faults.proxy import FaultyProxy
+from tests.pulse import Pulse
 from tests.servers import PASSWORD, USER
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
@@ -208,10 +209,12 @@ def test_one_patient_caller_makes_nobody_else_wait(node: Node) -> None:
         async with AsyncLimiter(QUOTA, store=url, timeout=0.2) as limiter:
             await limiter.try_acquire("k")
             proxy.swallow_replies = True
-            begun = time.monotonic()
-            patient = asyncio.ensure_future(limiter.within(30).try_acquire("k"))
-            assert (await limiter.try_acquire("k")).degraded
-            assert time.monotonic() - begun < 20
+            with Pulse() as pulse:
+                begun = time.monotonic()
+                patient = asyncio.ensure_future(limiter.within(30).try_acquire("k"))
+                assert (await limiter.try_acquire("k")).degraded
+                took = time.monotonic() - begun
+            assert took < 0.2 + pulse.slack
             proxy.cut()
             await patient
 
@@ -250,7 +253,7 @@ def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
             begun = time.monotonic()
             assert limiter.within(0.05).try_acquire("k").degraded
             assert not limiter.health().healthy
-            assert time.monotonic() - begun < 20
+            assert time.monotonic() - begun < 5
         store.close()
         client.close()
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 
 BUDGET = 0.4  # seconds that a call may take; to wait twice as long is seen, whatever else the machine does
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
-RETURN = 5.0  # seconds after the server's return until it must be in use again; one, if it is given its turns
+RETURN = 2.0  # seconds after the server's return until it must be in use again
 LIMIT = 50
 POLICIES = ["allow", "deny", "local", "raise"]
 
@@ -70,7 +70,7 @@ def _check_policy(policy: str, down: list[Answer]) -> None:
 @pytest.mark.parametrize("policy", ["allow", "deny", "local"])
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
 def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> None:
-    """After a few calls nobody waits for the server any more: 99 of 100 take microseconds, not its time-out."""
+    """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
     with (
         FaultyProxy(node.port) as proxy,
         Limiter("10/30d", store=node.url + TIMEOUTS, on_store_error=policy) as limiter,
@@ -88,7 +88,7 @@ def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> Non
                     times.append(time.perf_counter() - begun)
                     assert decision.degraded
                 rounds.append(sorted(times)[494])
-            assert min(rounds) < BUDGET / 400, "the best of ten rounds: others use this machine too"
+            assert min(rounds) < 100e-6, "the best of ten rounds: others use this machine too"
 
 
 def test_local_admits_no_second_quota(durable_node: Node) -> None:

@@ -221,7 +221,7 @@ def test_a_key_of_another_type(any_redis_server: Server) -> None:
         answers = [limiter.try_acquire("k") for _ in range(500)]
         assert not any(answers) and all(answer.degraded for answer in answers)
         assert limiter.try_acquire("fine").allowed, "only that key suffers"
-        assert limiter.stats().trips < 50 and limiter.stats().backend == "up"
+        assert limiter.stats().trips < 10 and limiter.stats().backend == "up"
 
 
 def test_a_server_that_refuses(redis_server: Server) -> None:
@@ -231,7 +231,7 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
             answers = [limiter.try_acquire(f"k{number}") for number in range(500)]
             assert all(answer.degraded for answer in answers)
             assert limiter.store_health().state == "open" and "OOM" in limiter.store_health().last_error
-            assert limiter.stats().trips + limiter.stats().failures < 50
+            assert limiter.stats().trips + limiter.stats().failures < 20
         finally:
             admin.config_set("maxmemory", "0")
         until(lambda: not limiter.try_acquire("k").degraded)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -114,23 +113,16 @@ def frozen(cluster: Cluster) -> Iterator[Member]:
 
 
 def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster, frozen: Member) -> None:
-    sick, well, timeout = keys_in(SICK, there=True), keys_in(SICK, there=False), 1.0
-    stood_still = 0
-    with HybridLimiter("20/day", store=f"{cluster.url}?timeout={timeout}", on_store_error="deny") as limiter:
+    sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
+    with HybridLimiter("20/day", store=f"{cluster.url}?timeout=2", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
         frozen.freeze()
         first = next(sick)
         until(lambda: limiter.try_acquire(first).degraded and limiter.store_health().state == "open")
         for ill, fine in itertools.islice(zip(sick, well, strict=True), 60):
             assert limiter.try_acquire(ill).degraded
-            start = time.monotonic()
             made = limiter.try_acquire(fine)
-            if made.degraded and time.monotonic() - start >= timeout:  # so did the whole machine, as it seems
-                stood_still += 1
-                until(lambda key=fine: not limiter.try_acquire(key).degraded)
-            else:
-                assert made.allowed and not made.degraded
-        assert stood_still <= 5
+            assert made.allowed and not made.degraded
         frozen.thaw()  # nor does closing have to wait for it
 
 
