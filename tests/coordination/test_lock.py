@@ -649,20 +649,29 @@ def test_a_fork_while_others_wait() -> None:
 FORK_TASKS = """
 import asyncio, os, sys, time
 import redis
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, errand
+from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue, Lock, errand
+
+PROBES = "circuit_breaker:{b}:probes"
 
 async def main():
     url = sys.argv[1]
     holder, lock, slow = AsyncLock("x", store=url), AsyncLock("x", store=url), AsyncLock("slow", store=sys.argv[2])
     pool, queue = AsyncPool("p", store=url), AsyncWaitQueue("q", store=url)
+    breaker, probes = (AsyncCircuitBreaker("b", store=each, failures=1, open_for=0.01) for each in (url, sys.argv[2]))
+    await breaker.record_failure()
+    while not await breaker.try_recover():
+        await asyncio.sleep(0.01)
     await holder.acquire()
     waits = [asyncio.create_task(lock.acquire()) for _ in range(2)]
-    others = [asyncio.create_task(wait) for wait in (pool.acquire(), queue.wait("a"), slow.acquire())]
+    others = [asyncio.create_task(wait) for wait in (pool.acquire(), queue.wait("a"))]
     client = redis.Redis(port=int(sys.argv[3]))
     while len(lock._plans.site.place.line._places.get(lock._plans.site.channel, ())) < 2:
         await asyncio.sleep(0.01)
-    while not (await queue.size() and (await pool.status()).waiting and client.exists("lock:{slow}")):
+    while not (await queue.size() and (await pool.status()).waiting):
         await asyncio.sleep(0.01)
+    others += [asyncio.create_task(call) for call in (slow.acquire(), probes.__aenter__())]  # until the answer comes
+    while client.exists("lock:{slow}", PROBES) < 2:
+        await asyncio.sleep(0.001)
     if (child := os.fork()) == 0:
         waits[0].get_coro().close()
         Lock("y", store=url).acquire()
@@ -680,6 +689,7 @@ async def main():
     for task in (waits[0], *others):
         await asyncio.wait_for(task, 20)
     await slow.ensure_held()
+    assert client.exists(PROBES), "nobody else may probe"
 
 asyncio.run(main())
 """
