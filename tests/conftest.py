@@ -8,10 +8,10 @@ import hypothesis
 import pytest
 
 from headgate.testing import ManualClock
-from tests.places import Place
-from tests.servers import KINDS, Server, quiet_port
+from tests.support.places import Place
+from tests.support.servers import KINDS, Server, quiet_port
 
-pytest.register_assert_rewrite("tests.algorithms.scenario")
+pytest.register_assert_rewrite("tests.support.scenario")
 
 # The same examples on every run, so that a red build is always about the change.
 # `pytest --hypothesis-profile=explore` looks further.
@@ -47,7 +47,7 @@ def bound(request: pytest.FixtureRequest) -> Iterator[None]:
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give servers more time than users would: a busy machine is not what tests are about."""
     impatient = request.node.get_closest_marker("impatient")
-    monkeypatch.setattr("headgate.redis.address.TIMEOUT", 0.5 if impatient else 10.0)
+    monkeypatch.setattr("headgate.redis.url.TIMEOUT", 0.5 if impatient else 10.0)
     monkeypatch.setattr("headgate.coordination.place.TIMEOUT", 2.0 if impatient else 10.0)
     monkeypatch.setattr("headgate.stores.redis.WITHIN", 1.0 if impatient else 10.0)
 

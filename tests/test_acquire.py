@@ -11,9 +11,9 @@ import pytest
 
 from headgate import Decision, Limiter
 from headgate.errors import PermitsExceedLimit, RateLimited
-from tests.clocks import PATIENCE, WatchedClock, until
-from tests.places import ALGORITHMS, Place
-from tests.servers import Server
+from tests.support.clocks import PATIENCE, WatchedClock, until
+from tests.support.places import ALGORITHMS, Place
+from tests.support.servers import Server
 
 MICROSECOND = 0.000_001
 

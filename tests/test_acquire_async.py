@@ -9,8 +9,8 @@ import pytest
 
 from headgate import AsyncLimiter, Decision
 from headgate.errors import PermitsExceedLimit, RateLimited
-from tests.clocks import PATIENCE, WatchedClock, until_async
-from tests.places import ALGORITHMS, Place
+from tests.support.clocks import PATIENCE, WatchedClock, until_async
+from tests.support.places import ALGORITHMS, Place
 
 MICROSECOND = 0.000_001
 

@@ -8,10 +8,10 @@ import pytest
 
 from headgate import AsyncLimiter, Decision
 from headgate.errors import StoreUnavailable
-from tests.clocks import PATIENCE, until_async
-from tests.places import ALGORITHMS
-from tests.proxy import Proxy
-from tests.servers import Server
+from tests.support.clocks import PATIENCE, until_async
+from tests.support.places import ALGORITHMS
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 
 BOUND = 128  # checks of about 15 microseconds, so that a batch holds Redis for about 2 ms at most
 

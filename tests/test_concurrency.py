@@ -14,8 +14,8 @@ import pytest
 
 from headgate import AsyncLimiter
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, Place
-from tests.servers import Server
+from tests.support.places import ALGORITHMS, Place
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
 
@@ -140,7 +140,7 @@ def _processes() -> Iterator[list[Process]]:
 @pytest.fixture
 def processes(_processes: list[Process], redis_server: Server) -> list[Process]:
     """Eight of them."""
-    command = [sys.executable, "-m", "tests.spender", redis_server.patient_url]
+    command = [sys.executable, "-m", "tests.support.spender", redis_server.patient_url]
     while len(_processes) < 8:
         _processes.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     return _processes
@@ -156,7 +156,7 @@ def test_8_processes_by_sevens_from_several_quotas(processes: list[Process]) -> 
 
 
 def spend(processes: list[Process], order: str) -> int:
-    """Let all of them ask, as in `tests.spender`, at the same time; sum up what they were granted."""
+    """Let all of them ask, as in `tests.support.spender`, at the same time; sum up what they were granted."""
     for process in processes:
         tell(process, order)
     assert [hear(process) for process in processes] == ["ready"] * len(processes)

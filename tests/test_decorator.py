@@ -10,8 +10,8 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import InvalidKey, RateLimited
 from headgate.testing import ManualClock
-from tests.clocks import WatchedClock, until_async
-from tests.places import Place
+from tests.support.clocks import WatchedClock, until_async
+from tests.support.places import Place
 
 
 def test_a_plain_function(place: Place) -> None:

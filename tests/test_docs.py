@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for folder in (".", "docs", "benchmarks", "deploy") for page in (ROOT / folder).glob("*.md"))

@@ -19,11 +19,11 @@ from headgate.errors import (
     RateLimited,
     StoreUnavailable,
 )
-from headgate.redis import address
+from headgate.redis.url import parse_url
 from headgate.rule import Rule
 from headgate.stores import MemoryStore
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, Place
+from tests.support.places import ALGORITHMS, Place
 
 Error = type[Exception]
 
@@ -167,9 +167,9 @@ def test_a_client_is_no_store_but_can_be_made_one(client: Callable[[], Any]) -> 
 
 
 def test_an_argument_goes_before_the_url() -> None:
-    target = address.read("redis://h?timeout=1&connect_timeout=1&max_connections=5", timeout=2, max_connections=6)
+    target = parse_url("redis://h?timeout=1&connect_timeout=1&max_connections=5", timeout=2, max_connections=6)
     assert (target.timeout, target.connect_timeout, target.max_connections) == (2.0, 1.0, 6)
-    target = address.read("redis://h?socket_timeout=0.5&max_connections=5")
+    target = parse_url("redis://h?socket_timeout=0.5&max_connections=5")
     assert (target.timeout, target.connect_timeout, target.max_connections) == (0.5, 0.5, 5)
 
 

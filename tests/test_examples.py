@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import headgate
-from tests.servers import Server
+from tests.support.servers import Server
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 

@@ -9,8 +9,8 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
-from tests.pulse import Pulse
-from tests.servers import Server
+from tests.support.pulse import Pulse
+from tests.support.servers import Server
 
 
 def test_a_healthy_one(any_redis_server: Server) -> None:

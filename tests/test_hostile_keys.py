@@ -8,8 +8,8 @@ from headgate import Limiter
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, Place
-from tests.servers import Server
+from tests.support.places import ALGORITHMS, Place
+from tests.support.servers import Server
 
 HOSTILE = [
     "a", "b", "ab", "a}b", "a{b", "{", "}", "{}", "}{", "{a}", "{a", "a}", "a:b", "a:b:c", ":", "::",

@@ -15,14 +15,15 @@ PACKAGE = Path(headgate.__file__).parent
 
 # From the ground up. A module may import from its own line and from those above it; the longest name that fits counts.
 LAYERS = [
-    ["errors", "compiler", "bell", "processes"],
-    ["quota", "decision", "clock", "keys", "plan"],
+    ["errors", "_mypyc", "_lifecycle"],
+    ["quota", "decision", "clock", "keys", "_plan"],
     ["algorithms"],
     ["rule"],
-    ["stores", "stores.memory"],
+    ["_waiters"],
+    ["stores", "stores.base", "stores.memory", "stores.thread_pool"],
     ["fallback", "redis"],
     ["stores.redis"],
-    ["waiting", "guard"],
+    ["decorators"],
     ["limiter"],
     ["hybrid"],
     ["coordination"],

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from headgate import AsyncLimiter, Limiter
-from tests.places import ALGORITHMS
-from tests.servers import Server
+from tests.support.places import ALGORITHMS
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
 
 
 def pestered(*arguments: str) -> str:
-    command = [sys.executable, "-m", "tests.pestered", *arguments]
+    command = [sys.executable, "-m", "tests.support.interrupts", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout
 
 

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from headgate import Limiter
-from tests.clocks import until
-from tests.places import ALGORITHMS
-from tests.servers import Server
+from tests.support.clocks import until
+from tests.support.places import ALGORITHMS
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.impatient
 

@@ -8,7 +8,7 @@ from redis.crc import key_slot
 
 from headgate.redis.lua import Lua, slot_of
 from headgate.stores.redis import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 ADD = Lua(
     "for i, key in ipairs(KEYS) do redis.call('SET', key, (redis.call('GET', key) or 0) + ARGV[i]) end "

@@ -10,7 +10,7 @@ import pytest
 from headgate import Limiter
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS
+from tests.support.places import ALGORITHMS
 
 FLOOD = 50_000
 BOUND = 1_000

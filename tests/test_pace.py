@@ -9,8 +9,8 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import RateLimited
-from tests.clocks import PATIENCE, WatchedClock, until, until_async
-from tests.places import ALGORITHMS, Place
+from tests.support.clocks import PATIENCE, WatchedClock, until, until_async
+from tests.support.places import ALGORITHMS, Place
 
 
 async def line_up(clock: WatchedClock, limiter: AsyncLimiter, count: int) -> list[asyncio.Task[float]]:

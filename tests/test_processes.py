@@ -27,9 +27,9 @@ from headgate.coordination import place as places
 from headgate.fallback import Fallback
 from headgate.rule import Rule
 from headgate.stores import MemoryStore, RedisStore
-from tests.clocks import until, until_async
 from tests.hybrid.test_limiter import out
-from tests.servers import Server
+from tests.support.clocks import until, until_async
+from tests.support.servers import Server
 
 NOWHERE = "redis://127.0.0.1:1"
 

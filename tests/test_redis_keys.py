@@ -9,8 +9,8 @@ import pytest
 
 from headgate import Quota
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, BUCKETS, WINDOWS, Place
-from tests.servers import Server
+from tests.support.places import ALGORITHMS, BUCKETS, WINDOWS, Place
+from tests.support.servers import Server
 
 MIDNIGHT = 1_699_920_000  # where a manual clock starts
 

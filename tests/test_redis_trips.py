@@ -14,8 +14,8 @@ import redis.asyncio
 from headgate import AsyncLimiter, Limiter, Quota
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, BUCKETS, Place
-from tests.servers import Server
+from tests.support.places import ALGORITHMS, BUCKETS, Place
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
 

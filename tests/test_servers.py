@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.clocks import until
-from tests.servers import KINDS, Server
+from tests.support.clocks import until
+from tests.support.servers import KINDS, Server
 
 START = """
 import sys
-from tests.servers import Server
+from tests.support.servers import Server
 server = Server(sys.argv[1])
 print(server.port, flush=True)
 sys.stdin.read()

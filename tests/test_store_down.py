@@ -10,9 +10,9 @@ import pytest
 
 from headgate import AsyncLimiter, Decision, Limiter
 from headgate.errors import HeadgateError, InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
-from tests.clocks import PATIENCE
-from tests.pulse import Pulse
-from tests.servers import KINDS, Server, quiet_port
+from tests.support.clocks import PATIENCE
+from tests.support.pulse import Pulse
+from tests.support.servers import KINDS, Server, quiet_port
 
 QUOTA = "3/30d"
 

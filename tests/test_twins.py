@@ -11,8 +11,8 @@ import pytest
 
 from headgate import Decision, Limiter, Quota
 from headgate.testing import ManualClock
-from tests.places import ALGORITHMS, BUCKETS, Place
-from tests.servers import Server
+from tests.support.places import ALGORITHMS, BUCKETS, Place
+from tests.support.servers import Server
 
 STEPS = 10_000
 KEYS = ["a", "b", "a}b", "%7B", "사용자"]

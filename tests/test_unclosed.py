@@ -9,7 +9,7 @@ import pytest
 
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
-from tests.servers import Server
+from tests.support.servers import Server
 
 PROGRAM = """
 import asyncio, gc, sys

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ClassVar, Final, Never
 
-from headgate.compiler import mypyc_attr
+from headgate._mypyc import mypyc_attr
 
 
 class Units:

@@ -14,10 +14,10 @@ import math
 import threading
 from time import monotonic
 
+from headgate._lifecycle import renew_after_fork
 from headgate.clock import Clock
 from headgate.decision import Decision, decision
 from headgate.errors import StoreUnavailable
-from headgate.processes import renew_after_fork
 from headgate.rule import Rule, check_policy
 from headgate.stores.memory import MemoryStore
 

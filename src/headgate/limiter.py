@@ -16,17 +16,16 @@ import math
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from headgate.bell import Bell
+from headgate._plan import arun, run
+from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
 from headgate.clock import Clock
 from headgate.decision import Decision
+from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
-from headgate.guard import AsyncGuard, Guard, Key
 from headgate.keys import check_key
-from headgate.plan import arun, run
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permits, check_policy
-from headgate.stores import AsyncGate, Gate, Health, Store, StoreHealth, StoreOptions, open_store
-from headgate.stores.threads import InThreads
-from headgate.waiting import Ask, Line, Place, Wait, acquire, pace
+from headgate.stores.base import AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
+from headgate.stores.thread_pool import ThreadPoolStore
 
 A_LIFETIME = 1e9  # seconds: nobody waits for longer, and clocks can count it
 
@@ -59,20 +58,20 @@ class Limiter:
         self.rule = Rule(quota, algorithm, name)
         check_policy(on_store_error)
         self.store, self._owned = open_store(store, clock, options)
-        self._gate: Gate = self.store.open(self.rule, on_store_error)
-        self._clock = self._gate.clock
-        self._line = Line()
+        self._backend: Backend = self.store.open(self.rule, on_store_error)
+        self._clock = self._backend.clock
+        self._line = WaiterQueue()
         self._shorten()
 
     def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
-        return self._gate.try_acquire(key, permits)
+        return self._backend.try_acquire(key, permits)
 
     def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
-        wake = Bell()
-        return self._wait(acquire(self._line, Place(key, wake.set), self._clock, timeout), key, permits, wake)
+        wake = SignalSafeEvent()
+        return self._wait(acquire(self._line, Waiter(key, wake.set), self._clock, timeout), key, permits, wake)
 
     def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
@@ -80,20 +79,20 @@ class Limiter:
         Raises `RateLimited` at once when the bucket is full or the wait would be longer than *timeout* seconds.
         """
         key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
-        return self._wait(pace(self.rule, key, permits, timeout), key, permits, Bell())
+        return self._wait(pace(self.rule, key, permits, timeout), key, permits, SignalSafeEvent())
 
     def peek(self, key: str, permits: int = 1) -> Decision:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
-        return self._gate.peek(key, permits)
+        return self._backend.peek(key, permits)
 
     def refund(self, key: str, permits: int = 1) -> None:
         """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
-        self._gate.refund(key, permits)
+        self._backend.refund(key, permits)
         self._line.wake(check_key(key))
 
     def reset(self, key: str) -> None:
         """Forget *key*, as if never seen."""
-        self._gate.reset(key)
+        self._backend.reset(key)
         self._line.wake(check_key(key))
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
@@ -115,11 +114,11 @@ class Limiter:
 
         For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
         """
-        return _with_gate(self, self._gate.within(_check_seconds(seconds)))
+        return _with_backend(self, self._backend.within(_check_seconds(seconds)))
 
     def store_health(self) -> StoreHealth:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
-        return self._gate.store_health()
+        return self._backend.store_health()
 
     def health(self) -> Health:
         """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
@@ -142,21 +141,21 @@ class Limiter:
     def _shorten(self) -> None:
         """Save a call on the way to a decision that takes a fraction of a microsecond."""
         if type(self).try_acquire is _TRY_ACQUIRE:  # else somebody has put another in its place, in a test perhaps
-            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
+            self.try_acquire = self._backend.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
 
     def _for_async(self) -> AsyncLimiter:
         """What guards an async function: the same rule on the same store, in the same line, without blocking."""
-        rule, store = self.rule, self.store if self._gate.in_process else InThreads(self.store, self._gate)
+        rule, store = self.rule, self.store if self._backend.in_process else ThreadPoolStore(self.store, self._backend)
         twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, store=store, name=rule.name)
         twin._line = self._line
         return twin
 
-    def _wait(self, plan: Wait, key: str, permits: int, wake: Bell) -> Decision:
-        def answer(request: Ask | float | None) -> Decision | None:
-            if request is Ask.TAKE:
+    def _wait(self, plan: Wait, key: str, permits: int, wake: SignalSafeEvent) -> Decision:
+        def answer(request: WaiterRequest | float | None) -> Decision | None:
+            if request is WaiterRequest.TAKE:
                 wake.clear()
                 return self.try_acquire(key, permits)
-            if request is Ask.PEEK:
+            if request is WaiterRequest.PEEK:
                 return self.peek(key, permits)
             self._clock.wait(wake, request)
             return None
@@ -185,20 +184,20 @@ class AsyncLimiter:
         self.rule = Rule(quota, algorithm, name)
         check_policy(on_store_error)
         self.store, self._owned = open_store(store, clock, options)
-        self._gate: AsyncGate = self.store.open_async(self.rule, on_store_error)
-        self._clock = self._gate.clock
-        self._line = Line()
+        self._backend: AsyncBackend = self.store.open_async(self.rule, on_store_error)
+        self._clock = self._backend.clock
+        self._line = WaiterQueue()
         self._shorten()
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""
-        return await self._gate.try_acquire(key, permits)
+        return await self._backend.try_acquire(key, permits)
 
     async def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
         wake = asyncio.Event()
-        place = Place(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
+        place = Waiter(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
         return await self._wait(acquire(self._line, place, self._clock, timeout), key, permits, wake)
 
     async def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
@@ -211,16 +210,16 @@ class AsyncLimiter:
 
     async def peek(self, key: str, permits: int = 1) -> Decision:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
-        return await self._gate.peek(key, permits)
+        return await self._backend.peek(key, permits)
 
     async def refund(self, key: str, permits: int = 1) -> None:
         """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
-        await self._gate.refund(key, permits)
+        await self._backend.refund(key, permits)
         self._line.wake(check_key(key))
 
     async def reset(self, key: str) -> None:
         """Forget *key*, as if never seen."""
-        await self._gate.reset(key)
+        await self._backend.reset(key)
         self._line.wake(check_key(key))
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
@@ -240,11 +239,11 @@ class AsyncLimiter:
 
         For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
         """
-        return _with_gate(self, self._gate.within(_check_seconds(seconds)))
+        return _with_backend(self, self._backend.within(_check_seconds(seconds)))
 
     def store_health(self) -> StoreHealth:
         """How the store has served this limiter; asks nobody, so it costs nothing."""
-        return self._gate.store_health()
+        return self._backend.store_health()
 
     async def health(self) -> Health:
         """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
@@ -268,14 +267,14 @@ class AsyncLimiter:
 
     def _shorten(self) -> None:
         if type(self).try_acquire is _ASYNC_TRY_ACQUIRE:
-            self.try_acquire = self._gate.try_acquire  # type: ignore[method-assign]  # as in Limiter
+            self.try_acquire = self._backend.try_acquire  # type: ignore[method-assign]  # as in Limiter
 
     async def _wait(self, plan: Wait, key: str, permits: int, wake: asyncio.Event) -> Decision:
-        async def answer(request: Ask | float | None) -> Decision | None:
-            if request is Ask.TAKE:
+        async def answer(request: WaiterRequest | float | None) -> Decision | None:
+            if request is WaiterRequest.TAKE:
                 wake.clear()
                 return await self.try_acquire(key, permits)
-            if request is Ask.PEEK:
+            if request is WaiterRequest.PEEK:
                 return await self.peek(key, permits)
             await self._clock.wait_async(wake, request)
             return None
@@ -294,10 +293,10 @@ def _shown(limiter: Limiter | AsyncLimiter) -> str:
     return f"<{type(limiter).__name__} {rule.name!r}: {quotas}, {rule.kind} in {limiter.store!r}>"
 
 
-def _with_gate(limiter: L, gate: Any) -> L:
+def _with_backend(limiter: L, gate: Any) -> L:
     """The same limiter, waiting line and all, through another gate; the store stays the first one's to close."""
     other = copy.copy(limiter)
-    other._gate, other._owned = gate, False
+    other._backend, other._owned = gate, False
     other._shorten()
     return other
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from headgate.algorithms import ALGORITHMS
 from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.several import Several
+from headgate.algorithms.all_of import AllOf
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
 from headgate.keys import check_key
 from headgate.quota import FORM, Quota
@@ -32,7 +32,7 @@ class Rule:
         self.kind = kind
         self.quotas = _parse(quotas)
         self.parts: list[Algorithm[Any]] = [ALGORITHMS[kind].make(quota) for quota in self.quotas]
-        self.algorithm = self.parts[0] if len(self.parts) == 1 else Several(self.parts)
+        self.algorithm = self.parts[0] if len(self.parts) == 1 else AllOf(self.parts)
         self.capacity = self.algorithm.limit
 
     @property

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from headgate import Quota
-from tests.algorithms.scenario import Scenario, play, play_async
-from tests.places import BUCKETS, Place
+from tests.support.places import BUCKETS, Place
+from tests.support.scenario import Scenario, play, play_async
 
 SCENARIOS = [
     Scenario(

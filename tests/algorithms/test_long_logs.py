@@ -9,8 +9,8 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 from headgate.algorithms import ALGORITHMS, sliding_window
 from headgate.testing import ManualClock
-from tests.places import Place
-from tests.servers import Server
+from tests.support.places import Place
+from tests.support.servers import Server
 
 LOG = "rate_limiter:sliding_window:{k}"
 MIDNIGHT = 1_699_920_000_000_000

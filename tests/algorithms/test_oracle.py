@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from headgate import Decision, Limiter, Quota
 from headgate.testing import ManualClock
-from tests.algorithms.oracle import Oracle
-from tests.algorithms.quotas import CASES, exact, pauses, permits
-from tests.algorithms.scenario import microseconds
-from tests.places import ALGORITHMS
-from tests.servers import Server
+from tests.support.oracle import Oracle
+from tests.support.places import ALGORITHMS
+from tests.support.quotas import CASES, exact, pauses, permits
+from tests.support.scenario import microseconds
+from tests.support.servers import Server
 
 KEY = "k"
 MICROSECOND = 0.000_001

@@ -6,7 +6,7 @@ import pytest
 
 from headgate.stores.redis import RedisStore
 from tests.faults.conftest import _cluster, cluster, node, sentinels
-from tests.servers import KINDS, Server
+from tests.support.servers import KINDS, Server
 
 __all__ = ["_cluster", "cluster", "node", "sentinels"]
 

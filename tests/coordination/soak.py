@@ -5,14 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.servers import KINDS, Server
+from tests.support.servers import KINDS, Server
 
 ROOT = Path(__file__).parent.parent.parent
 CRAWLS = 3
 
 
 def main() -> None:
-    subprocess.run([sys.executable, "-m", "tests.coordination.torture"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "tests.support.torture"], cwd=ROOT, check=True)
     server = Server(KINDS[0])
     environment = os.environ | {"HEADGATE_EXAMPLE_REDIS": server.patient_url, "HEADGATE_EXAMPLE_LEAST": "0.95"}
     for _ in range(CRAWLS):

@@ -20,10 +20,10 @@ from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock, Poo
 from headgate.coordination.inside import Entry
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
-from tests.clocks import until_async
-from tests.faults.clusters import wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.servers import Server, free_port
+from tests.support.clocks import until_async
+from tests.support.clusters import wait_until
+from tests.support.servers import Server, free_port
+from tests.support.tcp_proxy import FaultyProxy
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.machines.breaker import MACHINE
-from tests.coordination.twins import Twins
-from tests.servers import Server
+from headgate.coordination.states.breaker import MACHINE
+from tests.support.servers import Server
+from tests.support.twins import Twins
 
 SECOND = 1_000_000
 RULES = (3, 10 * SECOND, 2, 4 * SECOND)  # failures, open_for, successes, lease

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Server
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -23,8 +23,8 @@ from headgate.clients.retries import Retries
 from headgate.coordination import AsyncPool, Pool, feedback
 from headgate.coordination.feedback import Feedback, of_response
 from headgate.errors import PoolExhausted
-from tests.faults.clusters import wait_until
-from tests.servers import free_port
+from tests.support.clusters import wait_until
+from tests.support.servers import free_port
 
 Answer = tuple[int, dict[str, str]]
 BEARER = header("Authorization", "Bearer {}")

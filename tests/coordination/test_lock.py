@@ -23,10 +23,10 @@ from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, St
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import until_async
-from tests.faults.clusters import wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.servers import Server, free_port
+from tests.support.clocks import until_async
+from tests.support.clusters import wait_until
+from tests.support.servers import Server, free_port
+from tests.support.tcp_proxy import FaultyProxy
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0  # seconds that nothing here takes on a machine that is not on fire

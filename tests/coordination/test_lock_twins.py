@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machines.lock import GONE, MACHINE, MOST_GONE
-from tests.coordination.twins import Twins
-from tests.servers import Server
+from headgate.coordination.states.lock import GONE, MACHINE, MOST_GONE
+from tests.support.servers import Server
+from tests.support.twins import Twins
 
 OWNERS = st.sampled_from("abc")
 TTL = 30_000

@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, errand, machines
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, errand, states
 from headgate.coordination.machine import Machine, Reply, Step
-from headgate.coordination.machines.breaker import MACHINE as BREAKER
-from headgate.coordination.machines.lock import MACHINE as LOCK
-from headgate.coordination.machines.pool import MACHINE as POOL
-from headgate.coordination.machines.queue import MACHINE as QUEUE
+from headgate.coordination.states.breaker import MACHINE as BREAKER
+from headgate.coordination.states.lock import MACHINE as LOCK
+from headgate.coordination.states.pool import MACHINE as POOL
+from headgate.coordination.states.queue import MACHINE as QUEUE
 from headgate.errors import StoreUnavailable
-from tests.clocks import until, until_async
-from tests.coordination.silence import answered
 from tests.coordination.test_lock_twins import LockTwins, comparable
-from tests.coordination.twins import Twins
-from tests.faults.clusters import wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.servers import Server
+from tests.support.clocks import until, until_async
+from tests.support.clusters import wait_until
+from tests.support.servers import Server
+from tests.support.silence import answered
+from tests.support.tcp_proxy import FaultyProxy
+from tests.support.twins import Twins
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0
@@ -218,8 +218,8 @@ def test_every_step(tool: str, kind: str, door: str, redis_server: Server) -> No
 def test_no_operation_is_forgotten() -> None:
     """A new tool or a new operation, without a row above, is one that nobody has tried with a broken reply."""
     found = {
-        module.name: importlib.import_module(f"{machines.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(machines.__path__)
+        module.name: importlib.import_module(f"{states.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(states.__path__)
     }
     tools = {name: module.MACHINE for name, module in found.items() if hasattr(module, "MACHINE")}
     assert tools == MACHINES and SCENARIOS.keys() == MACHINES.keys()

@@ -32,20 +32,20 @@ from headgate.coordination import (
 )
 from headgate.coordination.errand import Errand
 from headgate.coordination.machine import Machine, Reply, Step
-from headgate.coordination.machines.lock import MACHINE as LOCK
-from headgate.coordination.machines.lock import LockState
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
 from headgate.coordination.site import Pause, Plan, Site, Turn
-from headgate.coordination.subscription import Subscription
+from headgate.coordination.states.lock import MACHINE as LOCK
+from headgate.coordination.states.lock import LockState
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
+from headgate.redis.pubsub import Subscription
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import until_async
-from tests.faults.clusters import wait_until
-from tests.servers import PASSWORD, Server, free_port
-from tests.signals import done_by_another, signal_at
+from tests.support.clocks import until_async
+from tests.support.clusters import wait_until
+from tests.support.servers import PASSWORD, Server, free_port
+from tests.support.signals import done_by_another, signal_at
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -362,7 +362,7 @@ def test_errors_come_with_the_tools() -> None:
 
 def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The subscription breaks; it is made again at once, and whoever waits looks what happened meanwhile."""
-    monkeypatch.setattr("headgate.coordination.subscription.PAUSE", 30.0)
+    monkeypatch.setattr("headgate.redis.pubsub.PAUSE", 30.0)
     url = f"{redis_server.url}?timeout=12"
     elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.machines.member import PLAIN as USUAL
-from headgate.coordination.machines.pool import MACHINE, OPEN_END
-from tests.coordination.twins import Twins
-from tests.servers import Server
+from headgate.coordination.states.member import PLAIN as USUAL
+from headgate.coordination.states.pool import MACHINE, OPEN_END
+from tests.support.servers import Server
+from tests.support.twins import Twins
 
 SECOND = 1_000_000
 LEASE = 5 * SECOND

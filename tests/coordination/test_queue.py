@@ -21,11 +21,11 @@ from headgate.coordination.queue import JOINING
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import until_async
-from tests.coordination.silence import answered
-from tests.faults.clusters import wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.servers import Server, free_port
+from tests.support.clocks import until_async
+from tests.support.clusters import wait_until
+from tests.support.servers import Server, free_port
+from tests.support.silence import answered
+from tests.support.tcp_proxy import FaultyProxy
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

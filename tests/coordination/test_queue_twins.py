@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.machines.queue import MACHINE
-from tests.coordination.twins import Twins
-from tests.servers import Server
+from headgate.coordination.states.queue import MACHINE
+from tests.support.servers import Server
+from tests.support.twins import Twins
 
 SECOND = 1_000_000
 IDS = st.sampled_from("abcdef")

@@ -7,7 +7,7 @@ import pytest
 from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
-from tests.faults.clusters import Cluster, Sentinels, wait_until
+from tests.support.clusters import Cluster, Sentinels, wait_until
 
 LONG = 20.0
 TIMES = range(6)  # of each tool, so that every server has some

@@ -1,7 +1,7 @@
 """A short one; `make soak` takes longer."""
 
-from tests.coordination.torture import TTL, torture
-from tests.servers import Server
+from tests.support.servers import Server
+from tests.support.torture import TTL, torture
 
 
 def test_torture(mortal_server: Server) -> None:

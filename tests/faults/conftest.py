@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.clusters import Cluster, Node, Sentinels
-from tests.servers import KINDS
+from tests.support.clusters import Cluster, Node, Sentinels
+from tests.support.servers import KINDS
 
 
 @pytest.fixture

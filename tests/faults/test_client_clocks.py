@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.clusters import Node
-from tests.places import ALGORITHMS
+from tests.support.clusters import Node
+from tests.support.places import ALGORITHMS
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

@@ -9,10 +9,10 @@ from redis.crc import key_slot
 
 from headgate import AsyncLimiter, Limiter
 from headgate.stores.redis import RedisStore
-from tests.faults.clusters import SERVICE, Cluster, Member, wait_until
-from tests.faults.load import Load
-from tests.faults.outages import busy
-from tests.places import ALGORITHMS
+from tests.support.clusters import SERVICE, Cluster, Member, wait_until
+from tests.support.load import Load
+from tests.support.outages import busy
+from tests.support.places import ALGORITHMS
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-cluster")]
 

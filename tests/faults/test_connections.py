@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter
-from tests.faults.clusters import Node, wait_until
+from tests.support.clusters import Node, wait_until
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

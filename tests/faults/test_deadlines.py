@@ -8,9 +8,9 @@ import time
 import pytest
 
 from headgate import AsyncLimiter, Limiter
-from tests.faults.clusters import Node, Sentinels, wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.pulse import Pulse
+from tests.support.clusters import Node, Sentinels, wait_until
+from tests.support.pulse import Pulse
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

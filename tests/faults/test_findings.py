@@ -16,11 +16,11 @@ import redis
 from headgate import AsyncLimiter, Limiter
 from headgate.redis.breaker import FAILURES
 from headgate.stores.redis import RedisStore
-from tests.faults.clusters import Cluster, Node, wait_until
-from tests.faults.outages import paused
-from tests.faults.proxy import FaultyProxy
-from tests.pulse import Pulse
-from tests.servers import PASSWORD, USER
+from tests.support.clusters import Cluster, Node, wait_until
+from tests.support.outages import paused
+from tests.support.pulse import Pulse
+from tests.support.servers import PASSWORD, USER
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

@@ -9,12 +9,12 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.redis.health import WITHIN
-from headgate.stores import Health
+from headgate.stores.base import Health
 from headgate.stores.redis import RedisStore
-from tests.faults.clusters import Node, wait_until
-from tests.faults.outages import OUTAGES, paused
-from tests.faults.proxy import FaultyProxy
-from tests.pulse import Pulse
+from tests.support.clusters import Node, wait_until
+from tests.support.outages import OUTAGES, paused
+from tests.support.pulse import Pulse
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

@@ -10,9 +10,9 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from tests.faults.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_until
-from tests.faults.proxy import FaultyProxy
-from tests.servers import LOGIN
+from tests.support.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_until
+from tests.support.servers import LOGIN
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = pytest.mark.xdist_group("faults-cluster")
 

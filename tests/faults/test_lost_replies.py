@@ -7,10 +7,10 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
-from tests.faults.clusters import Node, wait_until
-from tests.faults.load import Load
-from tests.faults.proxy import FaultyProxy
-from tests.places import ALGORITHMS
+from tests.support.clusters import Node, wait_until
+from tests.support.load import Load
+from tests.support.places import ALGORITHMS
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

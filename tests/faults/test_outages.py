@@ -6,10 +6,10 @@ import pytest
 
 from headgate import Limiter
 from headgate.errors import StoreUnavailable
-from tests.faults.clusters import Node, wait_until
-from tests.faults.load import Answer, Load
-from tests.faults.outages import OUTAGES
-from tests.faults.proxy import FaultyProxy
+from tests.support.clusters import Node, wait_until
+from tests.support.load import Answer, Load
+from tests.support.outages import OUTAGES
+from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

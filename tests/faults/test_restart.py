@@ -3,9 +3,9 @@
 import pytest
 
 from headgate import Limiter
-from tests.faults.clusters import Node
-from tests.faults.load import Load
-from tests.places import ALGORITHMS
+from tests.support.clusters import Node
+from tests.support.load import Load
+from tests.support.places import ALGORITHMS
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
 

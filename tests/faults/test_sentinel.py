@@ -8,8 +8,8 @@ import pytest
 
 from headgate import Limiter
 from headgate.errors import StoreUnavailable
-from tests.faults.clusters import Sentinels
-from tests.faults.load import Load
+from tests.support.clusters import Sentinels
+from tests.support.load import Load
 
 pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel")]
 

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from headgate import Limiter
-from headgate.bell import Bell
-from headgate.redis import address
+from headgate._waiters import SignalSafeEvent, Waiter, WaiterQueue
 from headgate.redis.breaker import Breaker
-from headgate.redis.threads import Connections, PoolExhausted, ThreadLink
+from headgate.redis.sync_client import Connections, PoolExhausted, SyncExecutor
+from headgate.redis.url import parse_url
 from headgate.testing import ManualClock
-from headgate.waiting import Line, Place
-from tests.faults.clusters import wait_until
-from tests.servers import Server, free_port
-from tests.signals import done_by_another, signal_at
+from tests.support.clusters import wait_until
+from tests.support.servers import Server, free_port
+from tests.support.signals import done_by_another, signal_at
 
 pytestmark = pytest.mark.xdist_group("faults")
 
@@ -42,7 +41,7 @@ def interrupted(prepare: Callable[[], Callable[[], object]], afterwards: Callabl
 @pytest.fixture
 def connections(redis_server: Server) -> Iterator[Connections]:
     """A single one."""
-    target = address.read(redis_server.url, timeout=None, connect_timeout=None, max_connections=1)
+    target = parse_url(redis_server.url, timeout=None, connect_timeout=None, max_connections=1)
     connections = Connections(target, target.hosts[0])
     yield connections
     connections.close()
@@ -101,11 +100,11 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
     """Whoever wakes it is not held up, and whoever comes later does not stand behind it."""
     clock = ManualClock(patience=0.001)
     limiter = Limiter("1/30d", clock=clock)
-    line, places = limiter._line, list[Place]()
+    line, places = limiter._line, list[Waiter]()
 
-    def join(place: Place) -> None:
+    def join(place: Waiter) -> None:
         places.append(place)
-        Line.join(line, place)
+        WaiterQueue.join(line, place)
 
     monkeypatch.setattr(line, "join", join)
 
@@ -140,10 +139,10 @@ def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> N
         def __init__(self, *, name: str, **options: Any) -> None:
             super().__init__(name=f"not {name}", **options)
 
-    monkeypatch.setattr("headgate.redis.threads._probe", probe)
-    monkeypatch.setattr("headgate.redis.threads.threading.Thread", Thread)
+    monkeypatch.setattr("headgate.redis.sync_client._probe", probe)
+    monkeypatch.setattr("headgate.redis.sync_client.threading.Thread", Thread)
     breakers: list[Breaker] = []
-    link = ThreadLink(address.read(f"redis://127.0.0.1:{free_port()}"), "Redis")
+    link = SyncExecutor(parse_url(f"redis://127.0.0.1:{free_port()}"), "Redis")
 
     def prepare() -> Callable[[], object]:
         breakers.append(Breaker("Redis"))
@@ -161,8 +160,8 @@ def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> N
 class Unlucky:
     """The lock of a bell, which rings while somebody waits; and just then a signal comes."""
 
-    def __init__(self, bell: Bell) -> None:
-        self._lock, self._set = bell._quiet, bell.set
+    def __init__(self, bell: SignalSafeEvent) -> None:
+        self._lock, self._set = bell._unset, bell.set
         self.release = self._lock.release
 
     def acquire(self, timeout: float) -> bool:
@@ -173,11 +172,11 @@ class Unlucky:
 
 def test_a_bell_that_rings_as_a_signal_comes() -> None:
     """Others hear it all the same."""
-    bell = Bell()
-    lock, bell._quiet = bell._quiet, Unlucky(bell)  # type: ignore[assignment]  # as much of a lock as is needed
+    bell = SignalSafeEvent()
+    lock, bell._unset = bell._unset, Unlucky(bell)  # type: ignore[assignment]  # as much of a lock as is needed
     with pytest.raises(KeyboardInterrupt):
         bell.wait(20)
-    bell._quiet = lock
+    bell._unset = lock
     assert bell.is_set() and bell.wait(20) and lock.acquire(blocking=False)
     bell.clear()
     assert not bell.is_set() and not bell.wait(0.0)

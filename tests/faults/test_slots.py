@@ -8,8 +8,8 @@ from redis.crc import key_slot
 
 from headgate.redis.script import Script
 from headgate.rule import Rule
-from tests.faults.clusters import SLOTS, slots_of
-from tests.places import ALGORITHMS
+from tests.support.clusters import SLOTS, slots_of
+from tests.support.places import ALGORITHMS
 
 COUNT = 100_000
 NAMES: dict[str, Callable[[int], str]] = {

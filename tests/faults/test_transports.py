@@ -15,8 +15,8 @@ import trustme
 
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
-from tests.faults.clusters import Node
-from tests.servers import KINDS, LOGIN
+from tests.support.clusters import Node
+from tests.support.servers import KINDS, LOGIN
 
 pytestmark = pytest.mark.xdist_group("faults")
 

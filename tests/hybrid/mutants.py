@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "what goes back stays here",
         "lease.py",
-        "        self.balance -= times(give, law.cost)\n",
+        "        self.balance -= multiply(give, law.cost)\n",
         "        self.balance -= 0\n",
     ),
     Mutant("a key met again claims to know nothing", "../../../tests/hybrid/fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant("what came too late is burned", "lease.py", "if now >= self.expires and (self.balance == 0 or now >= self.known):", "if now >= self.expires:", LEASE),
     Mutant("what came too late is refused for", "lease.py", "                self.deny_until, self.due = 0, now\n", "                self.due = now\n", LEASE),
     Mutant("what was burned goes back", "lease.py", "if now >= self.expires and (self.balance == 0 or now >= self.known):", "if now >= self.expires and self.balance == 0:", LEASE),
-    Mutant("what was served meanwhile is promised again", "lease.py", "            self.there -= times(-(-early // 1000), law.rate)", "            self.there -= 0", RETRY),
+    Mutant("what was served meanwhile is promised again", "lease.py", "            self.there -= multiply(-(-early // 1000), law.rate)", "            self.there -= 0", RETRY),
     Mutant("a window is over when it may not be", "lease.py", "self.ends = now + reply.ends * 1000 if", "self.ends = self.sent_at + reply.ends * 1000 if", RETRY),
     Mutant("refused beyond the window", "lease.py", "                self.deny_until = min(self.deny_until, self.ends)\n", "                pass\n", RETRY),
     Mutant("alone, and waits for others", "lease.py", "if reply.wait > 0 and reply.nodes == 1:", "if reply.wait < 0:", RETRY),

@@ -10,9 +10,9 @@ import pytest
 
 from headgate import AsyncHybridLimiter, InvalidKey, PermitsExceedLimit, RateLimited
 from headgate.stores.redis import RedisStore
-from tests.clocks import PATIENCE, until_async
 from tests.hybrid.test_limiter import KINDS, SLOW, out
-from tests.servers import Server
+from tests.support.clocks import PATIENCE, until_async
+from tests.support.servers import Server
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,7 +164,7 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
 async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Server) -> None:
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url, on_store_error="deny")
     asked = asyncio.create_task(limiter.try_acquire("k"))
-    gate: Any = limiter._gate
+    gate: Any = limiter._backend
     synchroniser = gate.gate().synchroniser
     while not synchroniser.node.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
         await asyncio.sleep(0)

@@ -7,8 +7,8 @@ import pytest
 from headgate.hybrid.lease import MILLISECOND, SECOND
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import STYLES, Ask
-from tests.hybrid.alone import Alone
 from tests.hybrid.test_node import CAPACITY, Town
+from tests.support.hybrid_alone import Alone
 
 
 @pytest.mark.parametrize("accuracy", STYLES)

@@ -8,7 +8,7 @@ from headgate.hybrid.lease import CERTAIN, FORGOTTEN, MARGIN, MILLISECOND, SECON
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
 from headgate.rule import Rule
-from tests.hybrid.exact import check_ledger
+from tests.support.hybrid_exact import check_ledger
 
 STYLE = STYLES["high"]
 TRIP = MILLISECOND

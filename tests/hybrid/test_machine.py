@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from headgate.hybrid.protocol import STYLES, law_of
 from headgate.rule import Rule
-from tests.hybrid.fleet import QUOTAS, STEPS, Fleet, Process
+from tests.support.hybrid_fleet import QUOTAS, STEPS, Fleet, Process
 
 RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
 WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))

@@ -17,8 +17,8 @@ from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.clocks import PATIENCE, WatchedClock, until
-from tests.servers import Server
+from tests.support.clocks import PATIENCE, WatchedClock, until
+from tests.support.servers import Server
 
 
 class Cut(RedisStore):
@@ -61,7 +61,7 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
         for _ in range(20):
             limiter.try_acquire("k")
             clock.advance(0.0002)
-        until(lambda: not limiter._gate.node.busy)
+        until(lambda: not limiter._backend.node.busy)
         return limiter.stats().held >= held
 
     until(is_warm)
@@ -76,7 +76,7 @@ def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> No
 
 def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
     """Whether the synchronisers of *limiters* have done what there is to do now, and sleep; each has its own store."""
-    drivers = [limiter._gate.synchroniser for limiter in limiters]
+    drivers = [limiter._backend.synchroniser for limiter in limiters]
     awake = any(driver.wake.is_set() for driver in drivers)
     return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
 
@@ -158,7 +158,7 @@ def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store
 def test_local_is_a_share_that_starts_empty(store: Cut, clock: WatchedClock) -> None:
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
-    limiter._gate.member.table.leases["k"].nodes = 5  # as if four others had been seen
+    limiter._backend.member.table.leases["k"].nodes = 5  # as if four others had been seen
     store.cut = True
     clock.advance(0.2)
     assert not any([limiter.try_acquire("k") for _ in range(20)]), "it starts empty"
@@ -246,7 +246,7 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
     assert all(limiter.try_acquire("k").degraded for _ in range(owed))
     assert limiter.peek("k").degraded
     limiter.close()
-    node = limiter._gate.node
+    node = limiter._backend.node
 
     def given_up() -> bool:
         clock.advance(1.0)
@@ -358,10 +358,10 @@ def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server)
     store.gate.set()
     limiter = HybridLimiter("1000/day", store=store, on_store_error="deny")
     warm(limiter, clock, 5)
-    until(lambda: not limiter._gate.node.busy)
+    until(lambda: not limiter._backend.node.busy)
     store.gate.clear()
-    with limiter._gate.node.lock:
-        limiter._gate.member.table.leases["k"].expires = limiter._gate.now() + 5 * SECOND
+    with limiter._backend.node.lock:
+        limiter._backend.member.table.leases["k"].expires = limiter._backend.now() + 5 * SECOND
         clock.step = 4.0
     answers: list[bool] = []
     ask = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)

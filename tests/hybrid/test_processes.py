@@ -14,9 +14,9 @@ import pytest
 
 from headgate.hybrid.backend import LAST_RETRY
 from headgate.hybrid.lease import SECOND
-from tests.hybrid.exact import overdrawn
-from tests.hybrid.herd import Outcome, Worker, herd, outcome
-from tests.servers import Server
+from tests.support.hybrid_exact import overdrawn
+from tests.support.hybrid_herd import Outcome, Worker, herd, outcome
+from tests.support.servers import Server
 
 SECONDS = float(os.environ.get("HEADGATE_HERD_SECONDS", "2.5"))
 PROCESSES = int(os.environ.get("HEADGATE_HERD_PROCESSES", "4"))

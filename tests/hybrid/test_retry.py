@@ -9,8 +9,8 @@ import pytest
 from headgate import HybridLimiter
 from headgate.hybrid.lease import MILLISECOND
 from headgate.testing import ManualClock
-from tests.hybrid.alone import Alone
-from tests.servers import Server
+from tests.support.hybrid_alone import Alone
+from tests.support.servers import Server
 
 START = 1_699_920_000.0
 BUCKETS = ["5/second", "3/minute", "7/second burst 20", "100/second burst 12", "1/second", "1000/second"]

@@ -10,8 +10,8 @@ import pytest
 
 import headgate
 from headgate import HybridLimiter
-from tests.servers import Server
-from tests.signals import interrupt
+from tests.support.servers import Server
+from tests.support.signals import interrupt
 
 HERE = str(Path(headgate.__file__).parent / "hybrid")
 PLENTY = 1000  # lines, more than any call has
@@ -72,7 +72,7 @@ def test_a_signal_handler_closes_the_limiter(interrupted: str, redis_server: Ser
         while more and lines < PLENTY:
             lines += 1
             call = partial(calls[interrupted], f"k{lines}")
-            more = interrupt(lines, call, limiter._gate.close, at="line", files=ours)
+            more = interrupt(lines, call, limiter._backend.close, at="line", files=ours)
         assert 6 < lines < PLENTY
         assert limiter.try_acquire("afterwards") and not limiter.try_acquire("afterwards", 7).degraded
 

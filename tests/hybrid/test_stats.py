@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.hybrid.stats import Stats, stats_of
-from tests.hybrid.alone import Alone
+from tests.support.hybrid_alone import Alone
 
 
 def warm() -> Alone:

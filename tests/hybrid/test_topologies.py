@@ -12,9 +12,9 @@ import pytest
 
 from headgate import AsyncHybridLimiter, HybridLimiter
 from headgate.redis.lua import slot_of
-from tests.clocks import until
-from tests.faults.clusters import Cluster, Member, Sentinels, slots_of, wait_until
-from tests.servers import KINDS
+from tests.support.clocks import until
+from tests.support.clusters import Cluster, Member, Sentinels, slots_of, wait_until
+from tests.support.servers import KINDS
 
 pytestmark = pytest.mark.xdist_group("hybrid-topologies")
 PATIENT = "?timeout=20&connect_timeout=20"
@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Clust
         frozen.freeze()
         caller = threading.Thread(target=limiter.try_acquire, args=(next(sick),), daemon=True)
         caller.start()
-        until(lambda: limiter._gate.node.busy)
+        until(lambda: limiter._backend.node.busy)
         for _ in range(10):
             assert limiter.try_acquire(next(well))
         assert caller.is_alive(), "it waits, and nobody with it"

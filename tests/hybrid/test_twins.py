@@ -12,8 +12,8 @@ from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import STYLES, Ask, Reply, law_of
 from headgate.rule import Rule
 from headgate.stores.redis import RedisStore
-from tests.hybrid.exact import check_ledger
-from tests.servers import Server
+from tests.support.hybrid_exact import check_ledger
+from tests.support.servers import Server
 
 START = 1_700_000_000_000_000
 QUOTAS = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.service.running import Service
+from tests.support.service import Service
 
 Start = Callable[..., Service]
 

@@ -1,10 +1,10 @@
-"""Batches: many at once keep nobody waiting, and a check that gets no answer does not take those of others away."""
+"""BatchSender: many at once keep nobody waiting, and a check that gets no answer does not take those of others away."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 from headgate.service.batch import AT_ONCE
 from tests.service.conftest import Start
-from tests.service.running import API, Service
+from tests.support.service import API, Service
 
 MANY = 24
 CHECKS = 500

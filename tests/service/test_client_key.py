@@ -6,7 +6,7 @@ import pytest
 
 from headgate.service.address import Locator, network
 from tests.service.conftest import Start
-from tests.service.running import Service
+from tests.support.service import Service
 
 
 class Lines:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.running import headgate
 from tests.service.test_rules import EXAMPLE
+from tests.support.service import headgate
 
 
 def test_a_bad_file_stops_the_start(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.places import ALGORITHMS, BUCKETS
 from tests.service.conftest import Start
-from tests.service.running import API, Answer, Service, headgate
+from tests.support.places import ALGORITHMS, BUCKETS
+from tests.support.service import API, Answer, Service, headgate
 
 NAMES = [name.upper() for name in ALGORITHMS]
 FIELDS = ["allowed", "key", "algorithm", "limit", "remaining", "resetAfterSeconds", "retryAfterSeconds", "message"]

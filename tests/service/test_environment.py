@@ -7,7 +7,7 @@ import pytest
 
 from headgate.service.files import BadFile, Sources
 from tests.service.conftest import Start
-from tests.service.running import headgate
+from tests.support.service import headgate
 
 # what a pod finds in a namespace with Services called headgate and headgate-redis
 KUBERNETES = {

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.servers import Server
 from tests.service.conftest import Start
-from tests.service.running import API, Service, eventually
+from tests.support.servers import Server
+from tests.support.service import API, Service, eventually
 
 
 def test_all_is_well_on_memory(service: Service) -> None:

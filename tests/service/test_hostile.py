@@ -13,7 +13,7 @@ from headgate.errors import InvalidKey
 from headgate.keys import check_key
 from headgate.service.batch import objects
 from tests.service.conftest import Start
-from tests.service.running import API, Service
+from tests.support.service import API, Service
 
 CHECK = API.encode() + b"/check"
 

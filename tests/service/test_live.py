@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.places import ALGORITHMS
 from tests.service.conftest import Start
-from tests.service.running import Service, eventually
+from tests.support.places import ALGORITHMS
+from tests.support.service import Service, eventually
 
 
 def events(service: Service, headers: dict[str, str] | None = None) -> Any:

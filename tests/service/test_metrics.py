@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from tests.places import ALGORITHMS
-from tests.servers import Server
 from tests.service.conftest import Start
-from tests.service.running import API, Service, eventually, runs
+from tests.support.places import ALGORITHMS
+from tests.support.servers import Server
+from tests.support.service import API, Service, eventually, runs
 
 NAMES = [name.upper() for name in ALGORITHMS]
 REQUESTS = 'rate_limiter_requests_total{{algorithm="{}",allowed="{}"}}'

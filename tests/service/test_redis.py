@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.servers import Server
 from tests.service.conftest import Start
-from tests.service.running import API, Answer, Service, eventually
+from tests.support.servers import Server
+from tests.support.service import API, Answer, Service, eventually
 
 
 class Load:

@@ -11,7 +11,7 @@ import pytest
 
 from headgate.service.files import BadFile, Watch, read_file
 from tests.service.conftest import Start
-from tests.service.running import API, Service, eventually
+from tests.support.service import API, Service, eventually
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "headgate.toml"
 

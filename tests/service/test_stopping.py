@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.service.conftest import Start
-from tests.service.running import eventually, runs
+from tests.support.service import eventually, runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 

@@ -7,7 +7,7 @@ import pytest
 from headgate.service.http import Refusal
 from headgate.service.tokens import Tokens, digest
 from tests.service.conftest import Start
-from tests.service.running import API, Service
+from tests.support.service import API, Service
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """What an algorithm is: two pure functions over a small state, and the same two in Lua.
 
-`look` says what would happen, `spend` makes it happen; neither reads a clock or does I/O, so a store can look at
+`evaluate` says what would happen, `consume` makes it happen; neither reads a clock or does I/O, so a store can look at
 several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible.
 The Lua of an algorithm has the functions of the same names (see `headgate.redis.script` for the frame around
 them); the tests walk both through the same thousands of steps. Numbers stay below 2**53 there, and are handed to
@@ -9,7 +9,8 @@ them); the tests walk both through the same thousands of steps. Numbers stay bel
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from types import FunctionType
+from typing import Final, Generic, TypeVar
 
 from headgate.decision import Decision, Units
 
@@ -21,23 +22,23 @@ class Algorithm(Units, Generic[State]):
 
     __slots__ = ()
 
-    def fresh(self) -> State:
+    def initial(self) -> State:
         """The state of a key never seen."""
         raise NotImplementedError
 
-    def look(self, state: State, now: int, permits: int) -> Decision:
+    def evaluate(self, state: State, now: int, permits: int) -> Decision:
         """Decide, and change nothing. With 0 permits: how things stand."""
         raise NotImplementedError
 
-    def spend(self, state: State, now: int, permits: int) -> State:
+    def consume(self, state: State, now: int, permits: int) -> State:
         """The state after an allowed call; negative *permits* are given back, never above the capacity."""
         raise NotImplementedError
 
-    def left(self, state: State, now: int) -> int:
+    def remaining(self, state: State, now: int) -> int:
         """Permits that could be had now."""
         raise NotImplementedError
 
-    def idle(self, state: State, now: int) -> bool:
+    def is_expired(self, state: State, now: int) -> bool:
         """Whether the key is as good as never seen, so that its state can be forgotten."""
         raise NotImplementedError
 
@@ -48,3 +49,23 @@ class Algorithm(Units, Generic[State]):
     def lua_arguments(self) -> tuple[int, ...]:
         """The numbers that the Lua twin needs, in the order of its ``quota`` function."""
         raise NotImplementedError
+
+
+_HALF: Final = 29
+_LOW: Final = (1 << _HALF) - 1
+
+
+def multiply(a: int, b: int) -> int:
+    """a * b, for whole numbers of less than 58 bits, in steps that a signal cannot interrupt.
+
+    CPython checks for signals while it multiplies large integers, and mypyc takes a handler that raises there (Ctrl-C,
+    a time limit) for lack of memory and aborts the process. So compiled code multiplies in halves, each of which fits a
+    register. Plain Python just multiplies.
+    """
+    if PLAIN:
+        return a * b
+    high_a, low_a, high_b, low_b = a >> _HALF, a & _LOW, b >> _HALF, b & _LOW
+    return ((high_a * high_b) << (2 * _HALF)) + ((high_a * low_b + low_a * high_b) << _HALF) + low_a * low_b
+
+
+PLAIN: Final = isinstance(multiply, FunctionType)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.decision import Decision, answer
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
@@ -34,28 +33,28 @@ class Bucket(Algorithm[int]):
         self.quota = quota
         self.room = quota.capacity * cost
 
-    def fresh(self) -> int:
+    def initial(self) -> int:
         return 0
 
-    def look(self, state: int, now: int, permits: int) -> Decision:
+    def evaluate(self, state: int, now: int, permits: int) -> Decision:
         debt = self.debt(state, now)
-        after = debt + times(permits, self.cost)
+        after = debt + multiply(permits, self.cost)
         short = after - self.room
         if short > 0:
             return answer(False, self, self.room - debt, debt, short)
         return answer(True, self, -short, after, 0)
 
-    def spend(self, state: int, now: int, permits: int) -> int:
-        return times(now, self.rate) + max(self.debt(state, now) + times(permits, self.cost), 0)
+    def consume(self, state: int, now: int, permits: int) -> int:
+        return multiply(now, self.rate) + max(self.debt(state, now) + multiply(permits, self.cost), 0)
 
-    def left(self, state: int, now: int) -> int:
+    def remaining(self, state: int, now: int) -> int:
         return (self.room - self.debt(state, now)) // self.cost
 
-    def idle(self, state: int, now: int) -> bool:
-        return state <= times(now, self.rate)
+    def is_expired(self, state: int, now: int) -> bool:
+        return state <= multiply(now, self.rate)
 
     def debt(self, state: int, now: int) -> int:
-        debt = state - times(now, self.rate)
+        debt = state - multiply(now, self.rate)
         return debt if debt > 0 else 0
 
     def lua_arguments(self) -> tuple[int, ...]:
@@ -75,7 +74,7 @@ local function owed(debt, q)
   return math.max(debt, 0)
 end
 
-local function look(debt, q, now, permits)
+local function evaluate(debt, q, now, permits)
   local after = debt + permits * q.cost
   local short = after - q.room
   if short > 0 then

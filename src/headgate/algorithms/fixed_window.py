@@ -6,8 +6,7 @@ Redis: String counter, its key ending in the window's start in epoch seconds. A 
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.decision import Decision, answer
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
@@ -39,10 +38,10 @@ class FixedWindow(Algorithm[int]):
         self.period = quota.period_us
         self.width = quota.limit + 1
 
-    def fresh(self) -> int:
+    def initial(self) -> int:
         return 0
 
-    def look(self, state: int, now: int, permits: int) -> Decision:
+    def evaluate(self, state: int, now: int, permits: int) -> Decision:
         count = self.roll(state, now)[1]
         left = self.period - now % self.period
         after = count + permits
@@ -50,20 +49,20 @@ class FixedWindow(Algorithm[int]):
             return answer(False, self, self.limit - count, left, left)
         return answer(True, self, self.limit - after, left if after else 0, 0)
 
-    def spend(self, state: int, now: int, permits: int) -> int:
+    def consume(self, state: int, now: int, permits: int) -> int:
         window, count = self.roll(state, now)
-        return times(window, self.width) + max(count + permits, 0)
+        return multiply(window, self.width) + max(count + permits, 0)
 
-    def left(self, state: int, now: int) -> int:
+    def remaining(self, state: int, now: int) -> int:
         return self.limit - self.roll(state, now)[1]
 
-    def idle(self, state: int, now: int) -> bool:
+    def is_expired(self, state: int, now: int) -> bool:
         return self.roll(state, now)[1] == 0
 
     def roll(self, state: int, now: int) -> tuple[int, int]:
         """(window, count) at *now*."""
         window = now // self.period
-        count = state - times(window, self.width)
+        count = state - multiply(window, self.width)
         return window, count if count > 0 else 0  # less when it is of an older window
 
     def redis_suffix(self, now: int) -> str:
@@ -90,14 +89,14 @@ local function load(key, q, now)
   return tonumber(redis.call('GET', key) or 0)
 end
 
-local function look(count, q, now, permits)
+local function evaluate(count, q, now, permits)
   local left = q.period - now % q.period
   local after = count + permits
   if after > q.limit then return false, math.max(q.limit - count, 0), left, left end
   return true, q.limit - after, after > 0 and left or 0, 0
 end
 
-local function spend(key, count, q, now, permits)
+local function consume(key, count, q, now, permits)
   redis.call('SET', key, math.max(count + permits, 0), 'EX', q.ttl)
 end
 """

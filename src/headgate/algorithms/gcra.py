@@ -25,7 +25,7 @@ local function load(key, q, now)
   return owed(debt, q)
 end
 
-local function spend(key, debt, q, now, permits)
+local function consume(key, debt, q, now, permits)
   local after = math.max(debt + permits * q.cost, 0)
   local paid_at = now + math.floor(after / q.rate)
   if after % q.rate > 0 then paid_at = string.format('%.0f:%.0f', paid_at, after % q.rate) end

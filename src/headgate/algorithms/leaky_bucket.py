@@ -24,7 +24,7 @@ local function load(key, q, now)
   return owed(debt, q)
 end
 
-local function spend(key, debt, q, now, permits)
+local function consume(key, debt, q, now, permits)
   local level = math.max(debt + permits * q.cost, 0)
   redis.call('HSET', key, 'level', level, 'last_leak', now)
   redis.call('EXPIRE', key, q.ttl)

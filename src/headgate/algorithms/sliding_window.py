@@ -35,7 +35,7 @@ class Log:
 
 
 class SlidingWindow(Algorithm[Log]):
-    """State: the log. `spend` changes it in place, or makes a shorter one of it."""
+    """State: the log. `consume` changes it in place, or makes a shorter one of it."""
 
     __slots__ = ("period",)
 
@@ -44,10 +44,10 @@ class SlidingWindow(Algorithm[Log]):
         super().__init__(quota.limit, 1, 1)
         self.period = quota.period_us
 
-    def fresh(self) -> Log:
+    def initial(self) -> Log:
         return Log()
 
-    def look(self, state: Log, now: int, permits: int) -> Decision:
+    def evaluate(self, state: Log, now: int, permits: int) -> Decision:
         times = state.times
         first = bisect_right(times, now - self.period)
         gone = state.total(first)
@@ -59,7 +59,7 @@ class SlidingWindow(Algorithm[Log]):
             return answer(False, self, self.limit - used, reset, times[frees] + self.period - now)
         return answer(True, self, self.limit - after, self.period if permits else reset, 0)
 
-    def spend(self, state: Log, now: int, permits: int) -> Log:
+    def consume(self, state: Log, now: int, permits: int) -> Log:
         times, totals = state.times, state.totals
         first = bisect_right(times, now - self.period)
         if first * 2 > len(times):  # forget in bulk: each entry is moved once at most
@@ -81,11 +81,11 @@ class SlidingWindow(Algorithm[Log]):
         del times[keep:]
         return state
 
-    def left(self, state: Log, now: int) -> int:
+    def remaining(self, state: Log, now: int) -> int:
         first = bisect_right(state.times, now - self.period)
         return self.limit - (state.total(len(state.times)) - state.total(first))
 
-    def idle(self, state: Log, now: int) -> bool:
+    def is_expired(self, state: Log, now: int) -> bool:
         return not state.times or state.times[-1] <= now - self.period
 
     def lua_arguments(self) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ local function find(state, q, total)
   return low, entry(redis.call('ZRANGE', state.key, low, low, 'WITHSCORES'))
 end
 
-local function look(state, q, now, permits)
+local function evaluate(state, q, now, permits)
   local after = state.used + permits
   local reset = state.used > 0 and state.last.time + q.period - now or 0
   if after > q.limit then
@@ -169,7 +169,7 @@ local function forget(key, state, q)
   if gone > 0 then redis.call('ZREMRANGEBYRANK', key, 0, math.min(gone, EXPIRED) - 1) end
 end
 
-local function spend(key, state, q, now, permits)
+local function consume(key, state, q, now, permits)
   if state.ahead then
     redis.call('UNLINK', key)
     add(key, now, state.total, state.used)

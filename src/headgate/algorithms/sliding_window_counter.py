@@ -11,8 +11,7 @@ that the last window weighs a trifle more, never less.
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.algorithms.fixed_window import window_ttl, without_burst
 from headgate.decision import Decision, answer
 from headgate.quota import Quota
@@ -36,14 +35,14 @@ class SlidingWindowCounter(Algorithm[int]):
         self.steps = steps
         self.width = quota.limit + 1
 
-    def fresh(self) -> int:
+    def initial(self) -> int:
         return 0
 
-    def look(self, state: int, now: int, permits: int) -> Decision:
+    def evaluate(self, state: int, now: int, permits: int) -> Decision:
         _, current, previous = self.roll(state, now)
         elapsed = now % self.period
         used = self.used(elapsed, current, previous)
-        spare = times(self.limit - permits, self.steps) - used
+        spare = multiply(self.limit - permits, self.steps) - used
         if spare >= 0:
             return answer(True, self, spare, self.reset(elapsed, current + permits, previous), 0)
         free = self.limit - permits
@@ -53,31 +52,31 @@ class SlidingWindowCounter(Algorithm[int]):
         else:
             # this window becomes the previous one, and then has to slide out itself
             retry = self.period - elapsed + self.fade(current, free)
-        left = max(times(self.limit, self.steps) - used, 0)
+        left = max(multiply(self.limit, self.steps) - used, 0)
         return answer(False, self, left, self.reset(elapsed, current, previous), retry)
 
     def used(self, elapsed: int, current: int, previous: int) -> int:
-        return times(previous, self.steps - elapsed // self.step) + times(current, self.steps)
+        return multiply(previous, self.steps - elapsed // self.step) + multiply(current, self.steps)
 
     def fade(self, count: int, free: int) -> int:
         """Microseconds into a window after which *count* calls of the one before weigh at most *free*."""
-        return min(times(self.steps - times(free, self.steps) // count, self.step), self.period)
+        return min(multiply(self.steps - multiply(free, self.steps) // count, self.step), self.period)
 
     def reset(self, elapsed: int, current: int, previous: int) -> int:
         if current:
             return self.period + self.period - elapsed
         return self.period - elapsed if previous else 0
 
-    def spend(self, state: int, now: int, permits: int) -> int:
+    def consume(self, state: int, now: int, permits: int) -> int:
         window, current, previous = self.roll(state, now)
-        return times(times(window, self.width) + max(current + permits, 0), self.width) + previous
+        return multiply(multiply(window, self.width) + max(current + permits, 0), self.width) + previous
 
-    def left(self, state: int, now: int) -> int:
+    def remaining(self, state: int, now: int) -> int:
         _, current, previous = self.roll(state, now)
         used = self.used(now % self.period, current, previous)
-        return max(times(self.limit, self.steps) - used, 0) // self.steps
+        return max(multiply(self.limit, self.steps) - used, 0) // self.steps
 
-    def idle(self, state: int, now: int) -> bool:
+    def is_expired(self, state: int, now: int) -> bool:
         _, current, previous = self.roll(state, now)
         return current == 0 and previous == 0
 
@@ -118,7 +117,7 @@ local function reset(elapsed, current, previous, q)
   return previous > 0 and q.period - elapsed or 0
 end
 
-local function look(state, q, now, permits)
+local function evaluate(state, q, now, permits)
   local current, previous = state.current, state.previous
   local elapsed = now - state.window * q.period  -- below 0 where the clock stepped back
   local used = previous * (q.steps - math.floor(math.max(elapsed, 0) / q.step)) + current * q.steps
@@ -136,7 +135,7 @@ local function look(state, q, now, permits)
   return false, math.floor(left / q.steps), reset(elapsed, current, previous, q), retry
 end
 
-local function spend(key, state, q, now, permits)
+local function consume(key, state, q, now, permits)
   local current = math.max(state.current + permits, 0)
   redis.call('HSET', key, 'window', state.window * q.period, 'current', current, 'previous', state.previous)
   redis.call('EXPIRE', key, q.ttl)

@@ -25,7 +25,7 @@ local function load(key, q, now)
   return owed(debt, q)
 end
 
-local function spend(key, debt, q, now, permits)
+local function consume(key, debt, q, now, permits)
   local spare = math.min(q.room - debt - permits * q.cost, q.room)
   local tokens = math.floor(spare / q.cost)
   local rest = spare - tokens * q.cost

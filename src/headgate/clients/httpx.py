@@ -21,12 +21,12 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
+from headgate._plan import arun, run
 from headgate.clients.members import Authorize, header
 from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.pool import AsyncPool, Pool
-from headgate.plan import arun, run
 
 __all__ = ["AsyncPoolTransport", "Feedback", "PoolTransport", "Retries", "header", "of_response", "of_stranger"]
 

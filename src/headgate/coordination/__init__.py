@@ -10,7 +10,7 @@ breaker.py   CircuitBreaker; inside.py: which calls are inside it; outcome.py: w
 pool.py      Pool; leases.py: what it gives out; rules.py: of its members; status.py: how it is; feedback.py: what an
              HTTP answer says of a member
 queue.py     WaitQueue; crowd.py: those of this process who stand in one
-machines/    what each of them does to its state, in Lua for Redis and in Python for memory (machine.py)
+states/      what each of them does to its state, in Lua for Redis and in Python for memory (machine.py)
 place.py     where states are: memory.py or redis.py (subscription.py: its wake-ups)
 site.py      one tool at one place: runs what it does, for threads and for asyncio
 renewal.py   keeps what is held; errand.py: does what nobody waits for; both by timers.py

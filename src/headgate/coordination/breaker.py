@@ -26,11 +26,11 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.machine import Step
-from headgate.coordination.machines.breaker import MACHINE
 from headgate.coordination.outcome import Ignore, Outcomes
 from headgate.coordination.site import Plan, Site
+from headgate.coordination.states.breaker import MACHINE
 from headgate.errors import CircuitOpen, StoreUnavailable
-from headgate.stores import Store
+from headgate.stores.base import Store
 
 if TYPE_CHECKING:
     from headgate.coordination.redis import Redis

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
+from headgate._lifecycle import in_each_child
 from headgate.clock import MICROSECONDS
 from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Reply, Step
@@ -20,7 +21,6 @@ from headgate.coordination.place import Place, serves
 from headgate.coordination.site import RETRY, Site, Turn
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
-from headgate.processes import in_each_child
 
 ALIVE = 5.0  # seconds without a word after which whoever waits is taken for dead
 BEAT = 2.0  # seconds between two words

@@ -11,11 +11,11 @@ import time
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from headgate._lifecycle import before_exit, in_each_child
 from headgate.coordination.loops import running_loop
 from headgate.coordination.machine import Step
 from headgate.coordination.place import serves
 from headgate.errors import StoreUnavailable
-from headgate.processes import before_exit, in_each_child
 
 if TYPE_CHECKING:
     from headgate.coordination.site import Site

@@ -11,11 +11,11 @@ from headgate.clock import MICROSECONDS
 from headgate.coordination.arguments import duration
 from headgate.coordination.feedback import Feedback, Learn, learned, of_response
 from headgate.coordination.machine import Step
-from headgate.coordination.machines.pool import OPEN_END
 from headgate.coordination.memory import Memory
 from headgate.coordination.outcome import blames
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site
+from headgate.coordination.states.pool import OPEN_END
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 

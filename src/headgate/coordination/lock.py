@@ -19,18 +19,18 @@ from random import Random
 from types import TracebackType
 from typing import Any, Self, cast
 
-from headgate.bell import Bell
+from headgate._waiters import SignalSafeEvent
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.holds import Event, Hold, Holds
 from headgate.coordination.loops import running_task
 from headgate.coordination.machine import Step
-from headgate.coordination.machines.lock import MACHINE
 from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
+from headgate.coordination.states.lock import MACHINE
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
-from headgate.stores import Store
+from headgate.stores.base import Store
 
 DICE = Random()
 
@@ -183,7 +183,7 @@ class Lock:
         deadline(self._plans.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self.name = name
-        self._never = Bell()
+        self._never = SignalSafeEvent()
 
     def __repr__(self) -> str:
         return f"<Lock {self._plans.site!r}>"
@@ -210,7 +210,7 @@ class Lock:
 
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
-        lost = Bell()  # who renews it rings, whatever a signal has interrupted here
+        lost = SignalSafeEvent()  # who renews it rings, whatever a signal has interrupted here
         self._plans.refuse_twice(threading.current_thread(), timeout)
         hold = self._plans.site.run(lambda turn: self._plans.acquire(turn, timeout, lost))
         if hold is None:

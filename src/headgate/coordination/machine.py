@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headgate._waiters import WaiterQueue
 from headgate.keys import hash_tag
-from headgate.waiting import Line
 
 Reply = list[Any]  # of int and str
 
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 WAKING = frozenset({"release", "settle", "add", "join", "enqueue", "undo"})
 
 
-def wake(line: Line, channel: str, step: Step, reply: Reply) -> None:
+def wake(line: WaiterQueue, channel: str, step: Step, reply: Reply) -> None:
     """Wake whoever in this process can go on, now that *step* was answered."""
     if step.op in WAKING:
         line.wake(channel)

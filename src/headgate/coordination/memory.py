@@ -6,12 +6,12 @@ import threading
 from collections import OrderedDict
 from typing import Any, NoReturn
 
+from headgate._lifecycle import renew_after_fork
+from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step, wake
 from headgate.coordination.timers import Timers
-from headgate.processes import renew_after_fork
-from headgate.stores import NO_PICKLE
-from headgate.waiting import Line
+from headgate.stores.base import NO_PICKLE
 
 POLL = 1.0  # seconds after which whoever waits asks again, woken or not
 
@@ -27,7 +27,7 @@ class Memory:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.timers = _SYSTEM_TIMERS if clock is SYSTEM_CLOCK else Timers(clock)
-        self.line = Line()
+        self.line = WaiterQueue()
         self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self.after_fork()
         renew_after_fork(self)

@@ -7,14 +7,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol, cast
 
+from headgate._lifecycle import in_each_child
+from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.memory import Memory
 from headgate.coordination.timers import Timers
-from headgate.processes import in_each_child
-from headgate.stores import Store, StoreOptions, open_store
+from headgate.stores.base import Store, StoreOptions, open_store
 from headgate.stores.memory import MemoryStore
-from headgate.waiting import Line
 
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
@@ -27,7 +27,7 @@ class Place(Protocol):
 
     clock: Clock
     timers: Timers
-    line: Line
+    line: WaiterQueue
     poll: float
     shown: str  # without secrets
 

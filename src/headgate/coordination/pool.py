@@ -22,13 +22,13 @@ from typing import Any, TypedDict, TypeVar
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for
 from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
-from headgate.coordination.machines.pool import MACHINE
 from headgate.coordination.rules import Quotas, rules
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
+from headgate.coordination.states.pool import MACHINE
 from headgate.coordination.status import REASONS, PoolStatus, status
 from headgate.errors import PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
-from headgate.stores import Store
+from headgate.stores.base import Store
 
 T = TypeVar("T")
 

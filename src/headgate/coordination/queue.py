@@ -21,11 +21,11 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
 from headgate.coordination.crowd import ALIVE, standing
 from headgate.coordination.machine import Step
-from headgate.coordination.machines.queue import KEPT, MACHINE
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
+from headgate.coordination.states.queue import KEPT, MACHINE
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
-from headgate.stores import Store
+from headgate.stores.base import Store
 
 T = TypeVar("T")
 

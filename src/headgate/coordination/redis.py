@@ -12,18 +12,18 @@ from redis import ConnectionPool
 from redis.asyncio import ConnectionPool as AsyncConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
+from headgate._lifecycle import renew_after_fork
+from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.machine import LUA_START, Machine, Reply, Step, about, wake
 from headgate.coordination.memory import POLL, Memory
-from headgate.coordination.subscription import Subscription
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
-from headgate.processes import renew_after_fork
-from headgate.redis.address import Target
 from headgate.redis.lua import Eval, Lua
-from headgate.stores import NO_PICKLE
+from headgate.redis.pubsub import Subscription
+from headgate.redis.url import RedisURL
+from headgate.stores.base import NO_PICKLE
 from headgate.stores.redis import RedisStore
-from headgate.waiting import Line
 
 POLL_UNHEARD = 0.05  # seconds after which whoever waits asks again where there is nobody to wake it
 
@@ -36,12 +36,12 @@ class Redis:
         self._owned = owned
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.timers = Timers(self.clock)  # of its own: a Redis that hangs must not hold up what is kept at another
-        self._target = store._source if isinstance(store._source, Target) else None
-        self.shown = self._target.shown if self._target else "the client's Redis"
+        self._target = store._source if isinstance(store._source, RedisURL) else None
+        self.shown = self._target.safe_url if self._target else "the client's Redis"
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self.poll = POLL if self._target else POLL_UNHEARD
         self.fallback = Memory(self.clock)  # for tools that go on alone when Redis does not answer
-        self.line = Line()
+        self.line = WaiterQueue()
         self.after_fork()
         renew_after_fork(self)
 

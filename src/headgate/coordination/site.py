@@ -1,6 +1,6 @@
 """What a tool does, run: plans that yield a `Step`, or a `Pause` until somebody wakes the caller or the time is over.
 
-A `Site` runs plans (see `headgate.plan`), for threads and for asyncio. Whoever waits stands in a line, of which only
+A `Site` runs plans (see `headgate._plan`), for threads and for asyncio. Whoever waits stands in a line, of which only
 the first asks; so any number of callers who wait for the same thing cost a process one question at a time.
 """
 
@@ -12,15 +12,15 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.bell import Bell
+from headgate._plan import arun, run
+from headgate._waiters import SignalSafeEvent
+from headgate._waiters import Waiter as Spot  # our own places are where states are
 from headgate.clock import Clock
 from headgate.coordination.errand import Errand
 from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.place import place_of
 from headgate.keys import check_key
-from headgate.plan import arun, run
-from headgate.stores import Store
-from headgate.waiting import Place as Spot  # our own places are where states are
+from headgate.stores.base import Store
 
 RETRY = 0.1  # seconds between tries while Redis does not answer
 
@@ -111,7 +111,7 @@ class Site:
 
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
-        wake = Bell()
+        wake = SignalSafeEvent()
 
         def answer(request: Step | Pause) -> Reply | None:
             if isinstance(request, Step):

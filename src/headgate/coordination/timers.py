@@ -15,8 +15,8 @@ import math
 import threading
 from collections.abc import Callable
 
+from headgate._lifecycle import renew_after_fork
 from headgate.clock import MICROSECONDS, Clock
-from headgate.processes import renew_after_fork
 
 logger = logging.getLogger("headgate")
 

@@ -12,16 +12,16 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from headgate.bell import Bell
+from headgate._lifecycle import before_exit, renew_after_fork
+from headgate._plan import arun, run
+from headgate._waiters import SignalSafeEvent
 from headgate.hybrid import script
 from headgate.hybrid.errand import Errand
 from headgate.hybrid.member import Member
 from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
-from headgate.plan import arun, run
-from headgate.processes import before_exit, renew_after_fork
-from headgate.redis.address import Target
-from headgate.redis.loops import LoopLink
+from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.lua import Eval
+from headgate.redis.url import RedisURL
 from headgate.stores.redis import RedisStore
 
 FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
@@ -42,7 +42,7 @@ class ThreadSynchroniser(Synchroniser):
 
     def _prepare(self) -> None:
         """Have no thread yet."""
-        self.wake = Bell()
+        self.wake = SignalSafeEvent()
         self._starting = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
         self.unable: RuntimeError | None = None  # why there is no thread, though somebody wants one
@@ -198,9 +198,9 @@ class LoopSynchroniser(Synchroniser):
     async def aleave(self, until: float) -> None:
         """Give everything back in the last moments of the event loop, which has ended its tasks and connections."""
         source = self.store._source
-        if not isinstance(source, Target):
+        if not isinstance(source, RedisURL):
             return  # somebody's own client, who may have closed it: a connection made now would be nobody's to close
-        link = LoopLink(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
+        link = AsyncExecutor(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
         try:
             with suppress(*FAILURES):
                 await arun(self._farewells(until), partial(link.ask, script.SYNC))

@@ -18,7 +18,7 @@ from headgate.hybrid.protocol import STYLES, law_of
 from headgate.hybrid.synchroniser import Synchroniser
 from headgate.keys import check_key, digest, hash_tag, label
 from headgate.rule import Rule, check_permits
-from headgate.stores import Health, StoreHealth
+from headgate.stores.base import Health, StoreHealth
 from headgate.stores.redis import RedisStore
 
 
@@ -38,16 +38,16 @@ class HybridStore:
         self.style = style
         self.optimistic = cold == "optimistic"
         self.max_keys = max_keys
-        self.gates: list[HybridGate] = []
-        self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridGate] = {}
+        self.gates: list[HybridBackend] = []
+        self.loops: dict[asyncio.AbstractEventLoop, AsyncHybridBackend] = {}
 
     def __repr__(self) -> str:
         return repr(self.redis)
 
-    def open(self, rule: Rule, on_store_error: str = "local") -> HybridGate:
+    def open(self, rule: Rule, on_store_error: str = "local") -> HybridBackend:
         law_of(rule)  # refuses what leases cannot serve
         self.redis.open(rule)  # refuses a client of the other kind
-        gate = HybridGate(self, rule, on_store_error)
+        gate = HybridBackend(self, rule, on_store_error)
         self.gates.append(gate)
         return gate
 
@@ -160,7 +160,7 @@ class Gate:
                 self._hurry[own] = before
 
 
-class HybridGate(Gate):
+class HybridBackend(Gate):
     """One rule, for threads."""
 
     _patience: float | None = None
@@ -181,7 +181,7 @@ class HybridGate(Gate):
     def reset(self, key: str) -> None:
         self._ask("reset", check_key(key), 0, self._patience)
 
-    def within(self, seconds: float) -> HybridGate:
+    def within(self, seconds: float) -> HybridBackend:
         gate = copy.copy(self)
         gate._patience = seconds
         gate.try_acquire = lambda key, permits=1: self._hurried(key, permits, seconds)
@@ -214,7 +214,7 @@ class HybridGate(Gate):
         return waiter.answer()
 
 
-class AsyncHybridGate(Gate):
+class AsyncHybridBackend(Gate):
     """One rule, for one event loop."""
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
@@ -255,10 +255,10 @@ class AsyncHybridGates:
         self._store = store
         self._rule = rule
         self._policy = on_store_error
-        self._latest: AsyncHybridGate | None = None
+        self._latest: AsyncHybridBackend | None = None
         self._patience: float | None = None
 
-    def gate(self) -> AsyncHybridGate:
+    def gate(self) -> AsyncHybridBackend:
         loop = asyncio.get_running_loop()
         latest = self._latest
         if latest is not None and latest.loop is loop:
@@ -267,7 +267,7 @@ class AsyncHybridGates:
         if loop not in gates:
             for closed in [other for other in gates if other.is_closed()]:
                 del gates[closed]
-            gates[loop] = AsyncHybridGate(self._store, self._rule, self._policy)
+            gates[loop] = AsyncHybridBackend(self._store, self._rule, self._policy)
         self._latest = gates[loop]
         return gates[loop]
 

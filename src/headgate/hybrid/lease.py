@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil, sqrt
 from typing import Any, Final
 
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import multiply
 from headgate.hybrid.protocol import OK, VOID, Ask, Law, Reply, Style, serve, soonest
 
 MILLISECOND: Final = 1_000_000  # nanoseconds
@@ -156,7 +156,7 @@ class Lease:
         give = max(self.balance // law.cost - keep, 0)
         if give:
             self.deny_until = 0  # there will be something to have there
-        self.balance -= times(give, law.cost)
+        self.balance -= multiply(give, law.cost)
         self.mark = self.balance
         self.returned += give
         self.flight = seq
@@ -190,10 +190,10 @@ class Lease:
         self.share = 0
         lost = ask.held - (reply.out - reply.lease)
         if lost > 0:  # a failover lost a grant: what is not counted there must not be spent here
-            missing = min(times(lost, law.cost), self.balance)
+            missing = min(multiply(lost, law.cost), self.balance)
             self.balance -= missing
             self.mark -= missing
-        granted = times(reply.lease, law.cost)
+        granted = multiply(reply.lease, law.cost)
         self.balance += granted
         self.mark += granted
         lasts = 1000 * (min(ask.ttl, reply.ends) if reply.ends else ask.ttl)
@@ -263,7 +263,7 @@ class Lease:
         if reply.free >= law.cost:
             return 0
         if not law.period:
-            return times(-((reply.free - law.cost) // law.rate), 1000)
+            return multiply(-((reply.free - law.cost) // law.rate), 1000)
         if law.kind == "fixed":
             return reply.ends * 1000
         return soonest(law, law.period - reply.ends, reply.current, reply.previous, 1) * 1000
@@ -316,7 +316,7 @@ class Lease:
             self._refuse_larger(now, reply, ask, law)
             if ask.want:
                 likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
-                self.low = 0 if ask.spare else times(ceil(likely + 2 * sqrt(likely)), law.cost)
+                self.low = 0 if ask.spare else multiply(ceil(likely + 2 * sqrt(likely)), law.cost)
             self.due = now + pause
             if ask.spare or now - self.asked_at >= self.quiet:
                 self.due = self.asked_at + FORGOTTEN
@@ -326,7 +326,7 @@ class Lease:
         kept = self.balance > 0 and self.several < earliest and not law.period
         if reply.nodes == 1 and promise >= earliest and early > 0 and not kept:
             self.deny_until = promise  # nobody else can have taken what was promised
-            self.there -= times(-(-early // 1000), law.rate)  # but who was served meanwhile may have
+            self.there -= multiply(-(-early // 1000), law.rate)  # but who was served meanwhile may have
         self.later = max(self.deny_until - now - CERTAIN, 0)
         self.deny_until -= self.later
         if reply.wait > 0:
@@ -359,7 +359,7 @@ class Lease:
         served = serve(reply.before, law.cost, ask.needs)
         refused = [permits for (count, permits), many in zip(ask.needs, served, strict=True) if many < count]
         if refused:
-            least = times(min(refused), law.cost)
+            least = multiply(min(refused), law.cost)
             missing = least - reply.free - self.balance
             if missing > 0:
                 self.deny_from = least

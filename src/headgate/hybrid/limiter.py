@@ -13,11 +13,11 @@ import weakref
 from typing import Literal, Unpack
 
 from headgate.clock import Clock
-from headgate.hybrid.gates import HybridGate, HybridStore
+from headgate.hybrid.gates import HybridBackend, HybridStore
 from headgate.hybrid.stats import Stats, stats_of
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
-from headgate.stores import SCHEMES, StoreOptions, open_store
+from headgate.stores.base import SCHEMES, StoreOptions, open_store
 from headgate.stores.redis import RedisStore
 
 MAX_KEYS = 100_000
@@ -48,7 +48,7 @@ class HybridLimiter(Limiter):
     options         prefix, hash_keys, timeout, connect_timeout, max_connections
     """
 
-    _gate: HybridGate
+    _backend: HybridBackend
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HybridLimiter(Limiter):
 
     def stats(self) -> Stats:
         """How it has decided so far; asks nobody."""
-        return stats_of([self._gate.member])
+        return stats_of([self._backend.member])
 
 
 class AsyncHybridLimiter(AsyncLimiter):

@@ -12,7 +12,7 @@ What is granted is owed, and charged when Redis is back, before anything else is
 
 from __future__ import annotations
 
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import multiply
 from headgate.decision import Decision, Units, answer
 from headgate.errors import StoreUnavailable
 from headgate.hybrid.lease import Lease
@@ -41,7 +41,7 @@ class Outage:
         if made.allowed:
             lease.debt += permits
             if self.policy == "local":
-                lease.share = max(lease.share, now) + times(permits, self._price(lease))
+                lease.share = max(lease.share, now) + multiply(permits, self._price(lease))
         return made
 
     def peek(self, lease: Lease, permits: int, now: int) -> Decision:
@@ -58,12 +58,12 @@ class Outage:
     def _share(self, lease: Lease, permits: int, now: int) -> Decision:
         """A bucket of 1/nodes of the rate and of the capacity, but of one permit at least."""
         price = self._price(lease)
-        room = max(times(self.permit, self.capacity), price)
+        room = max(multiply(self.permit, self.capacity), price)
         if lease.share == 0:
             first = 0 if lease.expires else room if self.alone else price
             lease.share = now + room - first
         full_in = max(lease.share - now, 0)
-        after = full_in + times(permits, price)
+        after = full_in + multiply(permits, price)
         if after > room:
             return answer(
                 False, self.units, (room - full_in) // price, full_in // 1000, (after - room) // 1000 + 1, True
@@ -72,4 +72,4 @@ class Outage:
 
     def _price(self, lease: Lease) -> int:
         """Nanoseconds of this share's rate that a permit takes."""
-        return times(self.permit, max(lease.nodes, 1))
+        return multiply(self.permit, max(lease.nodes, 1))

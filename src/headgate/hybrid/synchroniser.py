@@ -22,8 +22,8 @@ from headgate.hybrid import script
 from headgate.hybrid.errand import Errand
 from headgate.hybrid.node import Node
 from headgate.hybrid.protocol import Reply
-from headgate.redis.address import Target
 from headgate.redis.lua import Eval
+from headgate.redis.url import RedisURL
 from headgate.stores.redis import RedisStore
 
 FAILURES = (RedisError, OSError)
@@ -38,7 +38,7 @@ class Synchroniser:
     def __init__(self, store: RedisStore) -> None:
         self.store = store
         source = store._source
-        self._sliced = isinstance(source, Target) and source.kind == "cluster"
+        self._sliced = isinstance(source, RedisURL) and source.kind == "cluster"
         self.node = Node(apart=self._sliced)
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.read_clock = nanoseconds(store.clock)

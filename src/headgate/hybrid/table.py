@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final
 
-from headgate.algorithms.arithmetic import times
+from headgate.algorithms.algorithm import multiply
 from headgate.decision import Decision, QuickDecision, QuickDenial, Units, answer
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.outage import Outage
@@ -64,7 +64,7 @@ class Table:
         self.release_lock = lock.release
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Any:
-        cost = self.cost if permits is ONE else times(check_permits(permits, self.limit), self.cost)
+        cost = self.cost if permits is ONE else multiply(check_permits(permits, self.limit), self.cost)
         if type(key) is not str:
             key = check_key(key)
         try:
@@ -115,7 +115,7 @@ class Table:
             if lease is None:
                 return None
             now = self.read_clock()
-            cost = times(permits, self.cost)
+            cost = multiply(permits, self.cost)
             left = lease.balance - cost
             if left >= 0 and now < lease.expires and lease.balance > 0:
                 spare = left + lease.beyond
@@ -131,13 +131,13 @@ class Table:
             if lease is None:
                 return False
             permits = min(permits, self.limit)
-            cost = times(permits, self.cost)
+            cost = multiply(permits, self.cost)
             here = max(min(cost, lease.mark - lease.balance), 0) if self.read_clock() < lease.expires else 0
             lease.balance += here
             self.refunded += here
             lease.deny_until = 0
             # no more than makes it full now: by the time that Redis is told, some of it may be spent
-            missing = self.room - lease.balance - lease.beyond - times(lease.others + lease.refund, self.cost)
+            missing = self.room - lease.balance - lease.beyond - multiply(lease.others + lease.refund, self.cost)
             lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
 
@@ -157,11 +157,11 @@ class Table:
         until = lease.deny_until + lease.later
         wait = -((now - until) // 1000)  # microseconds, rounded up
         if self.period == 0:
-            wait = times(wait, self.rate)
+            wait = multiply(wait, self.rate)
             short = cost - lease.there - here
             if short > 0:
                 wait += short
-                until += times(-(-short // self.rate), 1000)
+                until += multiply(-(-short // self.rate), 1000)
         elif self.counter and (cost > self.cost or lease.others == 0):
             left = -((now - lease.ends) // 1000)
             if left > 0:
@@ -169,7 +169,7 @@ class Table:
                 own = here // self.cost
                 more = soonest(law, law.period - left, lease.current, lease.previous, cost // self.cost, own)
                 wait = max(wait, more)
-                until = now + times(wait, 1000)
+                until = now + multiply(wait, 1000)
         lease.told(now, until, cost > self.cost)
         spare = min(here + lease.beyond, cost - 1)
         denial = QuickDenial()

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis.exceptions
 
-from headgate.redis.address import Address
+from headgate.redis.url import Address
 
 TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 

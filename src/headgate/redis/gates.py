@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
+from headgate._plan import arun, run
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
 from headgate.fallback import Fallback
 from headgate.keys import check_key
-from headgate.plan import arun, run
-from headgate.redis.loops import LoopLink
+from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.script import Call, Script, still_owed
-from headgate.redis.threads import ThreadLink
+from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.topology import Unreached
 from headgate.rule import Rule, check_permits
-from headgate.stores import StoreHealth
+from headgate.stores.base import StoreHealth
 
 
 class Links(Protocol):
@@ -29,9 +29,9 @@ class Links(Protocol):
     hash_keys: bool
     clock: Clock | None
 
-    def threads(self) -> ThreadLink: ...
-    def loop(self) -> LoopLink: ...
-    def latest(self) -> LoopLink | None: ...
+    def threads(self) -> SyncExecutor: ...
+    def loop(self) -> AsyncExecutor: ...
+    def latest(self) -> AsyncExecutor | None: ...
 
 
 _FAILURES = (RedisError, OSError)
@@ -104,7 +104,7 @@ class Plans:
         except _FAILURES as error:
             self.fallback.note(error, refused=_refused(error))
 
-    def health(self, link: ThreadLink | LoopLink | None) -> StoreHealth:
+    def health(self, link: SyncExecutor | AsyncExecutor | None) -> StoreHealth:
         """What the caller's own calls have seen; asks nobody."""
         breakers = link.breakers() if link else []
         return StoreHealth(
@@ -126,7 +126,7 @@ def _left(within: float | None, timeout: float, call: Call) -> float | None:
     return within if not call.spent else max((within or timeout) - call.spent, 0.001)
 
 
-class RedisGate:
+class RedisBackend:
     """One rule on one Redis, for threads."""
 
     in_process = False
@@ -152,7 +152,7 @@ class RedisGate:
     def store_health(self) -> StoreHealth:
         return self.plans.health(self._store.threads())
 
-    def within(self, seconds: float) -> RedisGate:
+    def within(self, seconds: float) -> RedisBackend:
         gate = copy.copy(self)
         gate._within = seconds
         return gate
@@ -162,7 +162,7 @@ class RedisGate:
         return link.ask(self.plans.script, call, _left(self._within, link.timeout, call))
 
 
-class AsyncRedisGate:
+class AsyncRedisBackend:
     """One rule on one Redis, for asyncio."""
 
     in_process = False
@@ -188,7 +188,7 @@ class AsyncRedisGate:
     def store_health(self) -> StoreHealth:
         return self.plans.health(self._store.latest())
 
-    def within(self, seconds: float) -> AsyncRedisGate:
+    def within(self, seconds: float) -> AsyncRedisBackend:
         gate = copy.copy(self)
         gate._within = seconds
         return gate

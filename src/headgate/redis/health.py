@@ -13,9 +13,9 @@ from typing import Any
 import redis.exceptions
 from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
 
-from headgate.redis.address import Address
 from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack, text
-from headgate.stores import Health
+from headgate.redis.url import Address
+from headgate.stores.base import Health
 
 WITHIN = 1.0  # seconds for the whole look
 SLOW = 0.05  # seconds for a PING that is slow

@@ -1,8 +1,8 @@
 """The Lua that decides, and the bytes that call it.
 
 The frame is written once: take the server's time, load each quota's state, look at all, spend from all or from
-none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``look`` and ``spend``; ``load`` says with a
-second value that a state lies so far ahead of the clock that the clock must have stepped back (a failover to a
+none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``evaluate`` and ``consume``; ``load`` says
+with a second value that a state lies so far ahead of the clock that the clock must have stepped back (a failover to a
 server whose clock is behind): such a state is brought back to now, and written even if the call is denied.
 
 One call of the script takes any number of checks of one limiter, each on its own: what is common to them is then sent
@@ -39,8 +39,8 @@ local function one(key, permits)
   local q = quotas[1]
   if where then key = where(key, q, now) end
   local state, ahead = load(key, q, now)
-  local ok, left, full, wait = look(state, q, now, permits)
-  if op == 'take' and (ok or ahead) then spend(key, state, q, now, ok and permits or 0) end
+  local ok, left, full, wait = evaluate(state, q, now, permits)
+  if op == 'take' and (ok or ahead) then consume(key, state, q, now, ok and permits or 0) end
   return ok and 1 or 0, 1, left, full, wait
 end
 
@@ -55,7 +55,7 @@ local function all(first, permits)
     else
       local state, ahead = load(key, q, now)
       keys[i], states[i], aheads[i] = key, state, ahead
-      local ok, left, full, wait = look(state, q, now, op == 'take' and permits or op == 'peek' and permits or 0)
+      local ok, left, full, wait = evaluate(state, q, now, op == 'take' and permits or op == 'peek' and permits or 0)
       if binds == 0 or allowed and (not ok or left < remaining) or not ok and wait > retry then
         allowed, binds, remaining, retry = ok, i, left, wait
       end
@@ -68,21 +68,21 @@ local function all(first, permits)
       if at_once then some = math.min(some, at_once(keys[i], state, quotas[i], permits)) end
     end
     if reset > 0 then
-      for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, -some) end
+      for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, -some) end
     end
     return 1, binds, remaining, reset, permits - some
   end
   if not allowed then  -- nothing is spent, so those that would have allowed stay as they are
     reset = 0
     for i, state in ipairs(states) do
-      local _, _, full = look(state, quotas[i], now, 0)
+      local _, _, full = evaluate(state, quotas[i], now, 0)
       reset = math.max(reset, full)
-      if aheads[i] and op == 'take' then spend(keys[i], state, quotas[i], now, 0) end
+      if aheads[i] and op == 'take' then consume(keys[i], state, quotas[i], now, 0) end
     end
   elseif op == 'take' then
-    for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, permits) end
+    for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, permits) end
   elseif op == 'charge' and remaining > 0 then  -- what was granted while nobody could ask here, as far as it goes
-    for i, key in ipairs(keys) do spend(key, states[i], quotas[i], now, math.min(permits, remaining)) end
+    for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, math.min(permits, remaining)) end
   end
   return allowed and 1 or 0, binds, remaining, reset, retry
 end

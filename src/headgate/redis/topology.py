@@ -1,6 +1,6 @@
 """Which server to ask: the only one, the one that the Sentinels name, or the one that has the key's slot.
 
-Everything that needs I/O is a plan (see `headgate.plan`) that yields `Send` requests, so threads and event loops
+Everything that needs I/O is a plan (see `headgate._plan`) that yields `Send` requests, so threads and event loops
 share it. A topology never asks a replica for a decision.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from headgate.redis.address import Address, Target
+from headgate.redis.url import Address, RedisURL
 
 REFRESH_EVERY = 0.1  # seconds at least between two looks at the map of a Cluster
 SHARE = 0.25  # to ask where to go is a part of a call; a server that is silent must leave time for the others
@@ -86,7 +86,7 @@ class Sentinel:
 
     sliced = False
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: RedisURL) -> None:
         self._sentinels = list(target.hosts)
         self._service = target.service
         self._primary: Address | None = None
@@ -132,7 +132,7 @@ class Cluster:
 
     sliced = True
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: RedisURL) -> None:
         self._seeds = list(target.hosts)
         self._slots: list[Address | None] = [None] * 16384
         self._next_look = 0.0
@@ -176,7 +176,7 @@ class Cluster:
         self._next_look = 0.0
 
 
-def topology(target: Target) -> Topology:
+def topology(target: RedisURL) -> Topology:
     """The one for what the URL says."""
     if target.kind == "sentinel":
         return Sentinel(target)

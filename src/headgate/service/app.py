@@ -37,7 +37,7 @@ from headgate.service.logs import configure, masked, unquoted
 from headgate.service.rules import Book, Lane
 from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
-from headgate.stores import Store, open_store
+from headgate.stores.base import Store, open_store
 from headgate.stores.memory import MemoryStore
 
 logger = logging.getLogger("headgate.service")

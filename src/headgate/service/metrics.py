@@ -11,7 +11,7 @@ import headgate
 from headgate.service import board as b
 from headgate.service.http import Exchange, Reply, Scope
 from headgate.service.rules import KINDS
-from headgate.stores import Store
+from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from headgate.service.board import SLOT_WORDS, TIMING_WORDS, Board
 from headgate.service.http import Refusal
 from headgate.service.ietf import policy_header
 from headgate.service.settings import Quotas, RuleSettings, Settings, planned, quotas_for
-from headgate.stores import Store
+from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
 KINDS = tuple(ALGORITHMS)

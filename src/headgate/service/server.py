@@ -226,7 +226,7 @@ def redacted(url: str) -> str:
     if scheme == "memory":
         return url
     try:
-        from headgate.redis.address import without_secrets
+        from headgate.redis.url import without_secrets
     except ImportError:
         return f"{scheme}://***"  # without redis-py it is of no use anyway
     return without_secrets(url)

@@ -17,7 +17,7 @@ from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
 from headgate.service import address
-from headgate.stores import SCHEMES
+from headgate.stores.base import SCHEMES
 
 BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
 DEFAULT_BUCKET = "10/second burst 100"  # of the specification: a capacity of 100, 10 a second

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Final, NoReturn
 
-from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.arithmetic import times
+from headgate._lifecycle import renew_after_fork
+from headgate._mypyc import mypyc_attr
+from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
-from headgate.compiler import mypyc_attr
 from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
-from headgate.processes import renew_after_fork
 from headgate.rule import Rule, check_permits, check_policy
-from headgate.stores import NO_PICKLE, Health, StoreHealth
+from headgate.stores.base import NO_PICKLE, Health, StoreHealth
 
 logger = logging.getLogger("headgate")
 
@@ -147,9 +146,9 @@ class Table:
             state = self.known(key)
             if state is None:
                 return self.first(key, now, count)
-            decision = self.algorithm.look(state, now, count)
+            decision = self.algorithm.evaluate(state, now, count)
             if decision.allowed:
-                self.states[key] = self.algorithm.spend(state, now, count)
+                self.states[key] = self.algorithm.consume(state, now, count)
             return decision
 
     def peek(self, key: Any, permits: Any = 1) -> Decision:
@@ -162,8 +161,8 @@ class Table:
                 check_key(key)
                 if not self.has_room(now):
                     return self.refuse(now, count)
-                state = self.algorithm.fresh()
-            return self.algorithm.look(state, now, count)
+                state = self.algorithm.initial()
+            return self.algorithm.evaluate(state, now, count)
 
     def refund(self, key: Any, permits: Any = 1) -> None:
         count = check_permits(permits)
@@ -174,7 +173,7 @@ class Table:
             if state is None:
                 check_key(key)
             else:
-                self.states[key] = self.algorithm.spend(state, now, -count)
+                self.states[key] = self.algorithm.consume(state, now, -count)
 
     def reset(self, key: Any) -> None:
         key = exact(key)
@@ -182,7 +181,7 @@ class Table:
             if self.known(key) is None:
                 check_key(key)
             else:
-                self.states[key] = self.algorithm.fresh()  # idle now, so a sweep takes it out
+                self.states[key] = self.algorithm.initial()  # idle now, so a sweep takes it out
 
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # nothing that could be down
@@ -200,12 +199,12 @@ class Table:
         self.sweep(now)
         if len(self.store) >= self.store.max_keys and not self.make_room(now):
             return self.refuse(now, permits)
-        fresh = self.algorithm.fresh()
+        fresh = self.algorithm.initial()
         if key in self.states:  # somebody else was first while the lines above ran
             return self.try_acquire(key, permits)
-        self.states[key] = self.algorithm.spend(fresh, now, permits)
+        self.states[key] = self.algorithm.consume(fresh, now, permits)
         self.order.append(key)
-        return self.algorithm.look(self.algorithm.fresh(), now, permits)
+        return self.algorithm.evaluate(self.algorithm.initial(), now, permits)
 
     def sweep(self, now: int) -> None:
         """Drop those of the next few states that are as good as never seen."""
@@ -213,7 +212,7 @@ class Table:
         for _ in range(min(_SWEEP_KEYS, len(self.order))):
             if self.cursor >= len(self.order):
                 self.cursor = 0
-            if self.algorithm.idle(self.states[self.order[self.cursor]], now):
+            if self.algorithm.is_expired(self.states[self.order[self.cursor]], now):
                 self.drop(self.cursor)
             else:
                 self.cursor += 1
@@ -260,7 +259,7 @@ class Table:
         best, most = -1, 0
         for _ in range(min(_CANDIDATES, len(self.order))):
             self.cursor = (self.cursor + 1) % len(self.order)
-            left = self.algorithm.left(self.states[self.order[self.cursor]], now)
+            left = self.algorithm.remaining(self.states[self.order[self.cursor]], now)
             if left > most:
                 best, most = self.cursor, left
         return best
@@ -274,11 +273,11 @@ class Table:
                 self.store.max_keys,
             )
         waits = [
-            table.algorithm.look(table.states[key], now, 0).reset_us
+            table.algorithm.evaluate(table.states[key], now, 0).reset_us
             for table in self.store.tables.values()
             for key in table.order[:_CANDIDATES]
         ]
-        wait = times(max(min(waits), 1), self.algorithm.rate)
+        wait = multiply(max(min(waits), 1), self.algorithm.rate)
         return answer(not permits, self.algorithm, 0, wait, wait if permits else 0)
 
 
@@ -304,7 +303,7 @@ class BucketTable(Table):
             return super().make_room(now)
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
-        cost = self.cost if permits is ONE else times(check_permits(permits, self.units.limit), self.cost)
+        cost = self.cost if permits is ONE else multiply(check_permits(permits, self.units.limit), self.cost)
         if not LOCKED and type(key) is not str:
             key = check_key(key)
         now = 0
@@ -314,7 +313,7 @@ class BucketTable(Table):
             now = self.read_clock() // 1000
             if now >= self.sweep_at:
                 self.sweep(now)
-            start = now if self.rate == 1 else times(now, self.rate)
+            start = now if self.rate == 1 else multiply(now, self.rate)
             paid = self.paid
             debt = paid[key] - start
             if debt < 0:

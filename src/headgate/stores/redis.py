@@ -14,16 +14,16 @@ try:
 except ImportError as error:
     raise ImportError("a Redis store needs redis-py: pip install 'headgate[redis]'") from error
 
+from headgate._lifecycle import renew_after_fork
 from headgate.clock import Clock
 from headgate.keys import check_key
-from headgate.processes import renew_after_fork
-from headgate.redis import address
-from headgate.redis.gates import AsyncRedisGate, RedisGate
+from headgate.redis.async_client import AsyncExecutor
+from headgate.redis.gates import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import WITHIN
-from headgate.redis.loops import LoopLink
-from headgate.redis.threads import ThreadLink
+from headgate.redis.sync_client import SyncExecutor
+from headgate.redis.url import RedisURL, parse_url
 from headgate.rule import Rule
-from headgate.stores import NO_PICKLE, Health
+from headgate.stores.base import NO_PICKLE, Health
 
 Client = redis.Redis | redis.asyncio.Redis
 
@@ -31,7 +31,7 @@ Client = redis.Redis | redis.asyncio.Redis
 class RedisStore:
     """One Redis (a server, a service behind Sentinels, a Cluster), for limiters of either kind.
 
-    redis            a URL (see `headgate.redis.address`), or a client of redis-py: a plain one serves `Limiter`, an
+    redis            a URL (see `headgate.redis.url`), or a client of redis-py: a plain one serves `Limiter`, an
                      asyncio one `AsyncLimiter`
     prefix           what every key starts with
     hash_keys        store a digest of the client's key instead of the key: shorter, and it shows nobody's address
@@ -58,12 +58,12 @@ class RedisStore:
             raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
-        self._threads: ThreadLink | None = None
-        self._threads_examiner: ThreadLink | None = None
+        self._threads: SyncExecutor | None = None
+        self._threads_examiner: SyncExecutor | None = None
         self._health: Health | None = None
         self._health_at = 0.0
-        self._latest: LoopLink | None = None
-        self._loops: dict[asyncio.AbstractEventLoop, LoopLink] = {}
+        self._latest: AsyncExecutor | None = None
+        self._loops: dict[asyncio.AbstractEventLoop, AsyncExecutor] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -79,24 +79,24 @@ class RedisStore:
     def __repr__(self) -> str:
         return f"<RedisStore: {self._shown()}>"  # without the password
 
-    def open(self, rule: Rule, on_store_error: str = "allow") -> RedisGate:
+    def open(self, rule: Rule, on_store_error: str = "allow") -> RedisBackend:
         """A gate for threads."""
         self._plain_source()
-        return RedisGate(self, rule, on_store_error)
+        return RedisBackend(self, rule, on_store_error)
 
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisGate:
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisBackend:
         """A gate for asyncio."""
         self._async_source()
-        return AsyncRedisGate(self, rule, on_store_error)
+        return AsyncRedisBackend(self, rule, on_store_error)
 
-    def threads(self) -> ThreadLink:
+    def threads(self) -> SyncExecutor:
         """The connections for threads, made when they are first needed."""
         if self._threads is None:
             with self._lock:
-                self._threads = self._threads or ThreadLink(self._plain_source(), self._shown())
+                self._threads = self._threads or SyncExecutor(self._plain_source(), self._shown())
         return self._threads
 
-    def loop(self) -> LoopLink:
+    def loop(self) -> AsyncExecutor:
         """The running event loop's connections, made when they are first needed."""
         loop = asyncio.get_running_loop()
         latest = self._latest
@@ -107,12 +107,12 @@ class RedisStore:
             if link is None:
                 for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
                     del self._loops[closed]
-                link = self._loops[loop] = LoopLink(self._async_source(), self._shown())
+                link = self._loops[loop] = AsyncExecutor(self._async_source(), self._shown())
                 link.close_with_loop()
             self._latest = link
         return link
 
-    def latest(self) -> LoopLink | None:
+    def latest(self) -> AsyncExecutor | None:
         """The running event loop's connections, or those of the last one that had any."""
         try:
             return self._loops.get(asyncio.get_running_loop(), self._latest)
@@ -124,7 +124,7 @@ class RedisStore:
         with self._health_lock:
             if self._health is None or monotonic() - self._health_at > 1.0:
                 if self._threads_examiner is None:
-                    self._threads_examiner = ThreadLink(_apart(self._plain_source()), self._shown())
+                    self._threads_examiner = SyncExecutor(_apart(self._plain_source()), self._shown())
                 seen = self._threads_examiner.examine(WITHIN, self._patience())
                 self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
             return self._health
@@ -139,7 +139,7 @@ class RedisStore:
         return await asyncio.shield(looking)
 
     async def _look(self) -> Health:
-        examiner = LoopLink(_apart(self._async_source()), self._shown(), WITHIN)
+        examiner = AsyncExecutor(_apart(self._async_source()), self._shown(), WITHIN)
         try:
             seen = await examiner.examine(WITHIN, self._patience())
         finally:
@@ -148,7 +148,7 @@ class RedisStore:
         return self._health
 
     def _patience(self) -> float:
-        return self._source.timeout if isinstance(self._source, address.Target) else 1.0
+        return self._source.timeout if isinstance(self._source, RedisURL) else 1.0
 
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
@@ -164,21 +164,21 @@ class RedisStore:
             await link.aclose()
         self.close()
 
-    def _plain_source(self) -> address.Target | redis.ConnectionPool:
+    def _plain_source(self) -> RedisURL | redis.ConnectionPool:
         if isinstance(self._source, redis.asyncio.ConnectionPool):
             raise TypeError("threads need a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
         return self._source
 
-    def _async_source(self) -> address.Target | redis.asyncio.ConnectionPool:
+    def _async_source(self) -> RedisURL | redis.asyncio.ConnectionPool:
         if isinstance(self._source, redis.ConnectionPool):
             raise TypeError("asyncio needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
         return self._source
 
     def _shown(self) -> str:
-        return f"Redis at {self._source.shown}" if isinstance(self._source, address.Target) else "the client's Redis"
+        return f"Redis at {self._source.safe_url}" if isinstance(self._source, RedisURL) else "the client's Redis"
 
 
-Source = address.Target | redis.ConnectionPool | redis.asyncio.ConnectionPool
+Source = RedisURL | redis.ConnectionPool | redis.asyncio.ConnectionPool
 
 
 def _source(
@@ -186,7 +186,7 @@ def _source(
 ) -> Source:
     """Where connections come from: a URL, or the pool of somebody's client."""
     if isinstance(given, str):
-        return address.read(given, timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
+        return parse_url(given, timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
     if (timeout, connect_timeout, max_connections) != (None, None, None):
         raise ValueError("timeout, connect_timeout and max_connections belong to the client that you hand in")
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
@@ -197,22 +197,22 @@ def _source(
 Pool = TypeVar("Pool", bound=redis.ConnectionPool | redis.asyncio.ConnectionPool)
 
 
-def _apart(source: address.Target | Pool) -> address.Target | Pool:
+def _apart(source: RedisURL | Pool) -> RedisURL | Pool:
     """The same way to connect, for a look that must neither wait for others' connections nor try for long."""
-    if isinstance(source, address.Target):
+    if isinstance(source, RedisURL):
         return source
     brief = {"socket_timeout": WITHIN / 2, "socket_connect_timeout": WITHIN / 2, "retry": None}
     return type(source)(source.connection_class, 4, **{**source.connection_kwargs, **brief})
 
 
-def _with_connections(seen: Health, link: ThreadLink | LoopLink | None) -> Health:
+def _with_connections(seen: Health, link: SyncExecutor | AsyncExecutor | None) -> Health:
     used = link.connections() if link else []
     counts = {
         "in_use": sum(server.in_use() for server in used),
         "idle": sum(server.idle() for server in used),
         "waiting": sum(server.waiting for server in used),
     }
-    if seen.healthy and isinstance(link, ThreadLink) and counts["waiting"] and not counts["idle"]:
+    if seen.healthy and isinstance(link, SyncExecutor) and counts["waiting"] and not counts["idle"]:
         words = f"{counts['waiting']} callers wait for one of {counts['in_use']} connections: raise max_connections"
         return dataclasses.replace(
             seen, healthy=False, reason="pool exhausted", problems=(*seen.problems, words), connections=counts

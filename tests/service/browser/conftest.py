@@ -6,7 +6,7 @@ import pytest
 
 from tests.service.browser.chromium import Chromium, Page
 from tests.service.deploy import tools
-from tests.service.running import Service
+from tests.support.service import Service
 
 CHROMIUM = tools.PROGRAMS["chromium"].find()
 

@@ -9,7 +9,7 @@ import time
 
 from tests.service.browser.chromium import Chromium, Page
 from tests.service.deploy import tools
-from tests.service.running import Service
+from tests.support.service import Service
 
 IMAGES = tools.HOUSE / "docs" / "img"
 WATCHED = 75.0  # seconds of traffic on the charts

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.service.browser.conftest import Open
-from tests.service.running import Service
+from tests.support.service import Service
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, whatever the number of workers
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server
 from tests.service.browser.chromium import Page
 from tests.service.browser.conftest import Open
 from tests.service.conftest import Start
 from tests.service.deploy.processes import running
-from tests.service.running import API, Service
+from tests.support.servers import Server
+from tests.support.service import API, Service
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, whatever the number of workers
 

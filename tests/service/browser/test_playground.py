@@ -7,7 +7,7 @@ import pytest
 
 from tests.service.browser.chromium import Page
 from tests.service.browser.conftest import Open
-from tests.service.running import Service, eventually
+from tests.support.service import Service, eventually
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, whatever the number of workers
 

@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
 from tests.service.deploy.tools import HOUSE
-from tests.service.running import Service, headgate
+from tests.support.service import Service, headgate
 
 DEPLOY = HOUSE / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()

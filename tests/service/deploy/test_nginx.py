@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import free_port
 from tests.service.conftest import Start
 from tests.service.deploy import tools
 from tests.service.deploy.processes import Answer, ask, running
-from tests.service.running import Service
+from tests.support.servers import free_port
+from tests.support.service import Service
 
 NGINX = tools.PROGRAMS["nginx"].find()
 

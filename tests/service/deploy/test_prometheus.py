@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
-from tests.servers import KINDS, Server, free_port
 from tests.service.deploy import tools
 from tests.service.deploy.processes import ask, running
-from tests.service.running import Service
+from tests.support.servers import KINDS, Server, free_port
+from tests.support.service import Service
 
 DEPLOY = tools.HOUSE / "deploy"
 RULES = [DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml")]

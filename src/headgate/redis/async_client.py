@@ -14,30 +14,32 @@ from typing import Any
 
 import redis.asyncio
 
-from headgate.plan import arun
-from headgate.redis.address import Address, Target
-from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
-from headgate.redis.batches import Batches, Silence
+from headgate._plan import arun
+from headgate.redis.batching import BatchSender, Silence
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, pauses
+from headgate.redis.execute import NO_REPLY_ERRORS, Request, ScriptRequest, execute, probe
 from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Single, Unreached, topology
-from headgate.stores import Health
+from headgate.redis.url import Address, RedisURL
+from headgate.stores.base import Health
 
 
-class LoopLink:
+class AsyncExecutor:
     """A Redis, single, behind Sentinels or a Cluster, for one event loop."""
 
-    def __init__(self, source: Target | redis.asyncio.ConnectionPool, shown: str, timeout: float | None = None) -> None:
+    def __init__(
+        self, source: RedisURL | redis.asyncio.ConnectionPool, shown: str, timeout: float | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        own = source.timeout if isinstance(source, Target) else source.connection_kwargs.get("socket_timeout") or 1.0
+        own = source.timeout if isinstance(source, RedisURL) else source.connection_kwargs.get("socket_timeout") or 1.0
         self.timeout: float = timeout or own
         self.closed = False
         self._source = source
         self._shown = shown
-        self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
-        self._nodes: dict[Address, Batches] = {}
+        self._topology = topology(source) if isinstance(source, RedisURL) else Single(Address("", 0))
+        self._nodes: dict[Address, BatchSender] = {}
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self._probes: set[asyncio.Task[None]] = set()
         self._end: AsyncGenerator[None, None] | None = None
@@ -61,8 +63,8 @@ class LoopLink:
         hasty = within is not None and within < self.timeout
         until = begun + (within if hasty and within else self.timeout)
         try:
-            reply = await arun(ask(self._topology, script, call, until), partial(self._answer, until, hasty))
-        except SILENCE as error:
+            reply = await arun(execute(self._topology, script, call, until), partial(self._answer, until, hasty))
+        except NO_REPLY_ERRORS as error:
             if breaker.failed(error, begun, self.timeout if hasty else 0.0):
                 self._probe_later(breaker, slot)
             raise
@@ -77,7 +79,7 @@ class LoopLink:
     def breakers(self) -> list[Breaker]:
         return self._breakers.all()
 
-    def connections(self) -> list[Batches]:
+    def connections(self) -> list[BatchSender]:
         return list(self._nodes.values())
 
     @property
@@ -98,15 +100,15 @@ class LoopLink:
         if isinstance(request, float):
             return asyncio.sleep(request)
         reply = self._batches(request.address).send(request)
-        if isinstance(request, Ask) and not request.again and not hasty:
+        if isinstance(request, ScriptRequest) and not request.is_retry and not hasty:
             return reply  # the trip has a time-out; to wait until others of this process are served is no silence
         left = max(until - monotonic(), 0.0)
-        return self._soon(reply, left if isinstance(request, Ask) else left * request.share)
+        return self._soon(reply, left if isinstance(request, ScriptRequest) else left * request.share)
 
-    def _batches(self, address: Address) -> Batches:
+    def _batches(self, address: Address) -> BatchSender:
         batches = self._nodes.get(address)
         if batches is None:
-            batches = self._nodes[address] = Batches(self._source, address, self.timeout)
+            batches = self._nodes[address] = BatchSender(self._source, address, self.timeout)
         return batches
 
     async def _soon(self, reply: Coroutine[Any, Any, Any], left: float) -> Any:
@@ -130,7 +132,7 @@ class LoopLink:
     async def _probe(self, slot: int) -> None:
         """On a link of its own, which has more time; the connection that it made is left to the calls."""
         within = max(self.timeout, PROBE_TIMEOUT)
-        link = LoopLink(self._source, self._shown, within)
+        link = AsyncExecutor(self._source, self._shown, within)
         try:
             plan = probe(link._topology, slot, self.timeout)
             await arun(plan, partial(link._answer, monotonic() + within, True))
@@ -141,7 +143,7 @@ class LoopLink:
             await link.aclose()
 
 
-async def _until_the_end(nodes: dict[Address, Batches]) -> AsyncGenerator[None, None]:
+async def _until_the_end(nodes: dict[Address, BatchSender]) -> AsyncGenerator[None, None]:
     """A generator, because that is what an event loop closes, when it ends or when nobody has it any more."""
     try:
         yield
@@ -150,7 +152,7 @@ async def _until_the_end(nodes: dict[Address, Batches]) -> AsyncGenerator[None, 
             await batches.drop()
 
 
-async def _probe(link: weakref.ref[LoopLink], breaker: Breaker, slot: int) -> None:
+async def _probe(link: weakref.ref[AsyncExecutor], breaker: Breaker, slot: int) -> None:
     for pause in pauses():
         await asyncio.sleep(pause if breaker.open else 0)
         alive = link()

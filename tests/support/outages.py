@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import redis
 
-from tests.faults.clusters import ONCE, Node, wait_until
-from tests.faults.proxy import FaultyProxy
+from tests.support.clusters import ONCE, Node, wait_until
+from tests.support.tcp_proxy import FaultyProxy
 
 Outage = Callable[[Node, FaultyProxy], AbstractContextManager[None]]
 

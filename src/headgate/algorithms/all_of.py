@@ -8,7 +8,7 @@ from headgate.algorithms.algorithm import Algorithm
 from headgate.decision import Decision, Units, answer
 
 
-class Several(Algorithm[list[Any]]):
+class AllOf(Algorithm[list[Any]]):
     """State: the list of the quotas' states."""
 
     __slots__ = ("parts", "units")
@@ -18,30 +18,30 @@ class Several(Algorithm[list[Any]]):
         self.parts = parts
         self.units = [Units(part.limit, 1, 1) for part in parts]
 
-    def fresh(self) -> list[Any]:
-        return [part.fresh() for part in self.parts]
+    def initial(self) -> list[Any]:
+        return [part.initial() for part in self.parts]
 
-    def look(self, state: list[Any], now: int, permits: int) -> Decision:
+    def evaluate(self, state: list[Any], now: int, permits: int) -> Decision:
         """The quota that binds most: the longest wait when denied, else the fewest left. Resets when all have."""
-        decisions = [part.look(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+        decisions = [part.evaluate(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
         binds = 0
         for i, decision in enumerate(decisions):
             if tighter(decision, decisions[binds]):
                 binds = i
         worst = decisions[binds]
         if not worst.allowed:  # nothing is spent, so those that would have allowed stay as they are
-            decisions = [part.look(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
+            decisions = [part.evaluate(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
         reset = max([decision.reset_us for decision in decisions])
         return answer(worst.allowed, self.units[binds], worst.remaining, reset, worst.retry_us)
 
-    def spend(self, state: list[Any], now: int, permits: int) -> list[Any]:
-        return [part.spend(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+    def consume(self, state: list[Any], now: int, permits: int) -> list[Any]:
+        return [part.consume(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
 
-    def left(self, state: list[Any], now: int) -> int:
-        return min([part.left(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+    def remaining(self, state: list[Any], now: int) -> int:
+        return min([part.remaining(kept, now) for part, kept in zip(self.parts, state, strict=True)])
 
-    def idle(self, state: list[Any], now: int) -> bool:
-        return all([part.idle(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+    def is_expired(self, state: list[Any], now: int) -> bool:
+        return all([part.is_expired(kept, now) for part, kept in zip(self.parts, state, strict=True)])
 
 
 def tighter(a: Decision, b: Decision) -> bool:

@@ -1,6 +1,6 @@
 """The rules of a pool: who is ready, who has what, and who waits.
 
-Each member has a ready time (see `headgate.coordination.machines.member`), and to be used writes a later one. So the
+Each member has a ready time (see `headgate.coordination.states.member`), and to be used writes a later one. So the
 member with the lowest is the least recently used, and when nobody is ready the next ready time is exactly how long to
 wait.
 
@@ -23,8 +23,8 @@ from typing import Any
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.machine import Machine, forget
-from headgate.coordination.machines.member import HALF_OPEN, OPEN, PLAIN, Record, Rules
-from headgate.coordination.machines.member import LUA as MEMBER
+from headgate.coordination.states.member import HALF_OPEN, OPEN, PLAIN, Record, Rules
+from headgate.coordination.states.member import LUA as MEMBER
 
 OPEN_END = 2  # a use that the other side may still count, at any time until the lease would have ended
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call

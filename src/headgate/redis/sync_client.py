@@ -16,17 +16,17 @@ from redis.backoff import NoBackoff
 from redis.exceptions import MaxConnectionsError, ReadOnlyError, RedisError
 from redis.retry import Retry
 
-from headgate.bell import Bell
-from headgate.plan import run
-from headgate.processes import renew_after_fork
-from headgate.redis.address import Address, Target
-from headgate.redis.asking import SILENCE, Ask, Request, ask, probe
+from headgate._lifecycle import renew_after_fork
+from headgate._plan import run
+from headgate._waiters import SignalSafeEvent
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, broke, pauses
+from headgate.redis.execute import NO_REPLY_ERRORS, Request, ScriptRequest, execute, probe
 from headgate.redis.health import examine
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
-from headgate.stores import Health
+from headgate.redis.url import Address, RedisURL
+from headgate.stores.base import Health
 
 # A connection that idled longer than this is looked at before it is used: the server may have closed it.
 IDLE = 0.05  # seconds
@@ -46,13 +46,13 @@ class Connections:
     Somebody's own pool is used as it is.
     """
 
-    def __init__(self, target: Target | redis.ConnectionPool, address: Address) -> None:
+    def __init__(self, target: RedisURL | redis.ConnectionPool, address: Address) -> None:
         self._target = target
         self._address = address
         self._idle: deque[tuple[Any, float]] = deque()
         self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # one that an interrupt lost is none any more
         self._making = threading.RLock()  # a signal handler may want one too
-        self._waiting: OrderedDict[Bell, None] = OrderedDict()
+        self._waiting: OrderedDict[SignalSafeEvent, None] = OrderedDict()
         self._broke_at = LONG_AGO
         # of one that nobody has any more, before a garbage collection finds the sockets, which would complain
         weakref.finalize(self, _disconnect, self._idle).atexit = False
@@ -62,7 +62,7 @@ class Connections:
 
         One that idled for *unseen* seconds is looked at first.
         """
-        if not isinstance(self._target, Target):
+        if not isinstance(self._target, RedisURL):
             return self._lend(self._target, until)
         try:
             connection, since = self._idle.pop()
@@ -88,7 +88,7 @@ class Connections:
         if not clean:
             connection.disconnect()
             self._broke_at = monotonic()  # the others may have broken with it
-        if not isinstance(self._target, Target):
+        if not isinstance(self._target, RedisURL):
             if connection._sock is not None:
                 connection._sock.settimeout(connection.socket_timeout)
             self._target.release(connection)
@@ -113,7 +113,7 @@ class Connections:
 
     def _another(self, until: float) -> tuple[Any, float]:
         """Wait for one, without a lock that a signal could leave held. Whoever wakes us takes us off the list."""
-        bell = Bell()
+        bell = SignalSafeEvent()
         try:
             while True:
                 bell.clear()
@@ -144,7 +144,7 @@ class Connections:
     def _make(self) -> Any:
         """A new one, if there may be more."""
         target = self._target
-        assert isinstance(target, Target)
+        assert isinstance(target, RedisURL)
         with self._making:
             if len(self._all) >= target.max_connections:
                 return None
@@ -174,7 +174,7 @@ class Connections:
                 pass
             connection.disconnect()
         target = self._target
-        assert isinstance(target, Target)
+        assert isinstance(target, RedisURL)
         # where there are other servers to ask, one that cannot be reached must leave time for them
         left = max(left if target.kind == "single" else left / 2, MOMENT)
         connection.socket_connect_timeout = min(target.connect_timeout, left)
@@ -210,20 +210,20 @@ def read_both(connection: Any) -> Any:
     return reply
 
 
-class ThreadLink:
+class SyncExecutor:
     """A Redis, single, behind Sentinels or a Cluster, for threads. Safe after a fork: the child starts anew."""
 
-    def __init__(self, source: Target | redis.ConnectionPool, shown: str) -> None:
+    def __init__(self, source: RedisURL | redis.ConnectionPool, shown: str) -> None:
         self._source = source
         self._shown = shown
-        self.timeout = source.timeout if isinstance(source, Target) else 1.0  # a client's own time-outs count then
+        self.timeout = source.timeout if isinstance(source, RedisURL) else 1.0  # a client's own time-outs count then
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Know nothing yet: the connections of a parent are the parent's."""
         source = self._source
-        self._topology = topology(source) if isinstance(source, Target) else Single(Address("", 0))
+        self._topology = topology(source) if isinstance(source, RedisURL) else Single(Address("", 0))
         self._nodes: dict[Address, Connections] = {}
         self._breakers = Breakers(self._shown, self._topology.sliced)
         self.closed = False
@@ -238,10 +238,10 @@ class ThreadLink:
         begun = monotonic()
         until = begun + (self.timeout if within is None else min(within, self.timeout))
         try:
-            reply = run(ask(self._topology, script, call, until), partial(self._answer, until))
+            reply = run(execute(self._topology, script, call, until), partial(self._answer, until))
         except PoolExhausted:
             raise  # that is nothing the server did
-        except SILENCE as error:
+        except NO_REPLY_ERRORS as error:
             if breaker.failed(error, begun, 0.0 if within is None else self.timeout):
                 self._probe_later(breaker, slot)
             raise
@@ -275,14 +275,14 @@ class ThreadLink:
         if connections is None:
             connections = self._nodes.setdefault(request.address, Connections(self._source, request.address))
         # a reply that came twice would be the next caller's: a lock that two have is worse than a look at the socket
-        careful = isinstance(request, Ask) and isinstance(request.script, Lua)
+        careful = isinstance(request, ScriptRequest) and isinstance(request.script, Lua)
         connection = connections.borrow(until, 0.0 if careful else IDLE)
         clean = False
         try:
             if isinstance(request, Send):
                 connection.send_packed_command([request.command], check_health=False)
             else:
-                command = request.script.call([request.call], request.whole)
+                command = request.script.call([request.call], request.send_source)
                 if request.asking:
                     connection.send_packed_command([pack("ASKING") + command], check_health=False)
                     reply = read_both(connection)
@@ -295,7 +295,7 @@ class ThreadLink:
         except redis.ResponseError:
             clean = True  # an answer too, and read to its end
             raise
-        except SILENCE as error:
+        except NO_REPLY_ERRORS as error:
             broke(connection, error)
             raise
         finally:
@@ -317,7 +317,7 @@ class ThreadLink:
         run(probe(self._topology, slot, self.timeout), partial(self._answer, until))
 
 
-def _probe(link: weakref.ref[ThreadLink], breaker: Breaker, slot: int) -> None:
+def _probe(link: weakref.ref[SyncExecutor], breaker: Breaker, slot: int) -> None:
     try:
         for pause in pauses():
             time.sleep(pause if breaker.open else 0)

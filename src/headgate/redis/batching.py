@@ -23,11 +23,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
-from headgate.redis.address import Address, Target
-from headgate.redis.asking import Ask
 from headgate.redis.breaker import broke
+from headgate.redis.execute import ScriptRequest
 from headgate.redis.script import still_owed
 from headgate.redis.topology import Send, Unreached, pack, text
+from headgate.redis.url import Address, RedisURL
 
 MAX_BATCH = 64  # quotas looked at
 LAST_TURNS = 3  # of the event loop, to read a reply that came while this process was held up
@@ -40,38 +40,38 @@ _CONNECTIONS: dict[type, type] = {
 }
 
 
-class Passenger:
+class PendingCall:
     """A request in the queue, and who waits for its reply."""
 
     __slots__ = ("done", "request")
 
-    def __init__(self, request: Send | Ask, done: asyncio.Future[Any]) -> None:
+    def __init__(self, request: Send | ScriptRequest, done: asyncio.Future[Any]) -> None:
         self.request = request
         self.done = done
 
 
-Group = list[Passenger]  # that one command can carry: of one limiter and one kind of call
+Group = list[PendingCall]  # that one command can carry: of one limiter and one kind of call
 
 
-class Batches:
+class BatchSender:
     """The queue of one event loop for one server."""
 
-    def __init__(self, source: Target | redis.asyncio.ConnectionPool, address: Address, timeout: float) -> None:
+    def __init__(self, source: RedisURL | redis.asyncio.ConnectionPool, address: Address, timeout: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.trips = 0
         self._source = source
         self._address = address
         self._timeout = timeout
-        self._most = min(MAX_CARRIERS, source.max_connections) if isinstance(source, Target) else MAX_CARRIERS
-        self._apart = isinstance(source, Target) and source.kind == "cluster"
-        self._waiting: deque[Passenger] = deque()
+        self._most = min(MAX_CARRIERS, source.max_connections) if isinstance(source, RedisURL) else MAX_CARRIERS
+        self._apart = isinstance(source, RedisURL) and source.kind == "cluster"
+        self._waiting: deque[PendingCall] = deque()
         self._carriers: set[asyncio.Task[None]] = set()
         self._idle: list[Any] = []
         self._made = 0
 
-    async def send(self, request: Send | Ask) -> Any:
+    async def send(self, request: Send | ScriptRequest) -> Any:
         """The reply to one request. The time-out is for its trip, and begins when that does."""
-        passenger = Passenger(request, self.loop.create_future())
+        passenger = PendingCall(request, self.loop.create_future())
         self._queue(passenger)
         try:
             return await passenger.done
@@ -104,14 +104,14 @@ class Batches:
             await self._idle.pop().disconnect(nowait=True)
             self._made -= 1
 
-    def adopt(self, other: Batches) -> None:
+    def adopt(self, other: BatchSender) -> None:
         """Take over the connections of *other*, which has done its work."""
         while other._idle and self._made < self._most:
             self._idle.append(other._idle.pop())
             self._made += 1
             other._made -= 1
 
-    def _queue(self, passenger: Passenger) -> None:
+    def _queue(self, passenger: PendingCall) -> None:
         self._waiting.append(passenger)
         if not self._carriers or (len(self._waiting) >= MAX_BATCH and len(self._carriers) < self._most):
             self._start_carrier()
@@ -130,20 +130,20 @@ class Batches:
     async def _carry(self) -> None:
         try:
             while self._waiting:
-                batch: list[Passenger] = []
+                batch: list[PendingCall] = []
                 weight = 0
                 while self._waiting and weight < MAX_BATCH:
                     passenger = self._waiting.popleft()
                     if not passenger.done.cancelled():
                         batch.append(passenger)
-                        weight += passenger.request.script.weight if isinstance(passenger.request, Ask) else 1
+                        weight += passenger.request.script.weight if isinstance(passenger.request, ScriptRequest) else 1
                 if batch:
                     await self._trip(batch)
         finally:
             # here and not in a callback, which comes later: a call queued in between would wait for nobody
             self._carriers.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _trip(self, batch: list[Passenger]) -> None:
+    async def _trip(self, batch: list[PendingCall]) -> None:
         try:
             async with Silence(self.loop, self._timeout):
                 connection = await self._borrow()
@@ -173,7 +173,7 @@ class Batches:
         for group in groups:
             request = group[0].request
             try:
-                if isinstance(request, Ask) and request.asking:
+                if isinstance(request, ScriptRequest) and request.asking:
                     reply = await _read_both(connection)
                 else:
                     reply = await connection.read_response()
@@ -183,17 +183,17 @@ class Batches:
                 for i, passenger in enumerate(group):
                     self._tell(passenger, reply if len(group) == 1 else reply[5 * i : 5 * i + 5])
 
-    def _tell(self, passenger: Passenger, reply: Any) -> None:
+    def _tell(self, passenger: PendingCall, reply: Any) -> None:
         if passenger.done.done():
             self._return_permits(passenger.request, reply)
-        elif isinstance(passenger.request, Ask) and passenger.request.script.joins and reply[0] < 0:
+        elif isinstance(passenger.request, ScriptRequest) and passenger.request.script.joins and reply[0] < 0:
             passenger.done.set_exception(ResponseError(text(reply[1])))
         else:
             passenger.done.set_result(reply)
 
     async def _borrow(self) -> Any:
         """The connection used last, if it is still good; asking redis-py's pool each time costs as much as the trip."""
-        if not isinstance(self._source, Target):
+        if not isinstance(self._source, RedisURL):
             return await self._source.get_connection()
         if self._idle:
             connection = self._idle.pop()
@@ -222,17 +222,17 @@ class Batches:
         return connection
 
     async def _give_back(self, connection: Any) -> None:
-        if isinstance(self._source, Target):
+        if isinstance(self._source, RedisURL):
             self._idle.append(connection)
         else:
             await self._source.release(connection)
 
-    def _return_permits(self, request: Send | Ask, reply: Any) -> None:
+    def _return_permits(self, request: Send | ScriptRequest, reply: Any) -> None:
         """Give back what a call took for somebody who is gone."""
-        if isinstance(request, Ask) and request.call.op == "take" and reply[0] == 1:
+        if isinstance(request, ScriptRequest) and request.call.op == "take" and reply[0] == 1:
             self._refund(request, request.call.permits)
 
-    def _refund(self, request: Ask, permits: int) -> None:
+    def _refund(self, request: ScriptRequest, permits: int) -> None:
         def given_back(done: asyncio.Future[Any]) -> None:  # nobody else waits for it
             if not done.cancelled() and not done.exception():
                 self._refund(request, still_owed(done.result()))
@@ -241,7 +241,7 @@ class Batches:
             call = request.call._replace(op="refund", permits=permits)
             done = self.loop.create_future()
             done.add_done_callback(given_back)
-            self._queue(Passenger(request._replace(call=call, whole=True), done))
+            self._queue(PendingCall(request._replace(call=call, send_source=True), done))
 
 
 async def _can_read(connection: Any) -> bool:
@@ -272,17 +272,17 @@ async def _check_role(connection: Any) -> None:
         raise ReadOnlyError("READONLY it is not the primary any more")
 
 
-def _groups(batch: list[Passenger], apart: bool) -> list[Group]:
+def _groups(batch: list[PendingCall], apart: bool) -> list[Group]:
     """Who can share a command; in a Cluster nobody, since a script's keys must lie in one slot."""
     if apart:
         return [[passenger] for passenger in batch]
     return [list(group) for _, group in groupby(batch, key=_kind)]
 
 
-def _kind(passenger: Passenger) -> object:
+def _kind(passenger: PendingCall) -> object:
     request = passenger.request
-    if isinstance(request, Ask) and request.script.joins and not request.asking:
-        return request.script, request.call.op, request.whole
+    if isinstance(request, ScriptRequest) and request.script.joins and not request.asking:
+        return request.script, request.call.op, request.send_source
     return passenger
 
 
@@ -290,12 +290,12 @@ def _packed(group: Group) -> bytes:
     request = group[0].request
     if isinstance(request, Send):
         return request.command
-    calls = [passenger.request.call for passenger in group if isinstance(passenger.request, Ask)]
-    command = request.script.call(calls, request.whole)
+    calls = [passenger.request.call for passenger in group if isinstance(passenger.request, ScriptRequest)]
+    command = request.script.call(calls, request.send_source)
     return pack("ASKING") + command if request.asking else command
 
 
-def _fail(batch: Iterable[Passenger], error: Exception) -> None:
+def _fail(batch: Iterable[PendingCall], error: Exception) -> None:
     for passenger in batch:
         if not passenger.done.done():
             passenger.done.set_exception(error)

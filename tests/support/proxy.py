@@ -5,7 +5,7 @@ import re
 from types import TracebackType
 from typing import Self
 
-from tests.servers import LOGIN
+from tests.support.servers import LOGIN
 
 CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # and how many keys it has
 REPLY = re.compile(rb"\*\d+\r\n")  # of the script

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from headgate import AsyncLimiter, Decision, Limiter
-from tests.pulse import Pulse
+from tests.support.pulse import Pulse
 
 CALLERS = {"threads": 32, "tasks": 200}
 PAUSE = {"threads": 0.01, "tasks": 0.05}  # seconds between two calls of a caller: 3,000 to 4,000 calls a second

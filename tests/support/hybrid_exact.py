@@ -11,11 +11,11 @@ from headgate.rule import Rule
 def rejected(rule: Rule, admissions: Iterable[tuple[int, int]], start: int) -> int:
     """How many of *admissions*, (microsecond, permits), the algorithm itself refuses, full at *start*."""
     algorithm = rule.algorithm
-    state, refused, latest = algorithm.fresh(), 0, start
+    state, refused, latest = algorithm.initial(), 0, start
     for now, permits in sorted(admissions):
         latest = max(latest, now)
-        if algorithm.look(state, latest, permits).allowed:
-            state = algorithm.spend(state, latest, permits)
+        if algorithm.evaluate(state, latest, permits).allowed:
+            state = algorithm.consume(state, latest, permits)
         else:
             refused += permits
     return refused

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.servers import DIE_WITH_PARENT, free_port
+from tests.support.servers import DIE_WITH_PARENT, free_port
 
 START = 50.0  # seconds; a busy machine is slow to start Python
 API = "/api/v1/rate-limit"

@@ -14,28 +14,28 @@ from typing import TypeVar
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
-from headgate.stores import Gate, Health, Store, StoreHealth
+from headgate.stores.base import Backend, Health, Store, StoreHealth
 
 R = TypeVar("R")
 
 
-class InThreads:
+class ThreadPoolStore:
     """Both the store and its only gate."""
 
     in_process = False
 
-    def __init__(self, store: Store, gate: Gate) -> None:
+    def __init__(self, store: Store, gate: Backend) -> None:
         self._store = store
-        self._gate = gate
+        self._backend = gate
 
     @property
     def clock(self) -> Clock:
-        return self._gate.clock
+        return self._backend.clock
 
-    def open(self, rule: Rule, on_store_error: str = "allow") -> Gate:
-        return self._gate
+    def open(self, rule: Rule, on_store_error: str = "allow") -> Backend:
+        return self._backend
 
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> InThreads:
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> ThreadPoolStore:
         return self
 
     def health(self) -> Health:
@@ -52,7 +52,7 @@ class InThreads:
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(None, self._gate.try_acquire, key, permits)
+        call = loop.run_in_executor(None, self._backend.try_acquire, key, permits)
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -60,19 +60,19 @@ class InThreads:
             raise
 
     async def peek(self, key: str, permits: int = 1) -> Decision:
-        return await self._run(self._gate.peek, key, permits)
+        return await self._run(self._backend.peek, key, permits)
 
     async def refund(self, key: str, permits: int = 1) -> None:
-        await self._run(self._gate.refund, key, permits)
+        await self._run(self._backend.refund, key, permits)
 
     async def reset(self, key: str) -> None:
-        await self._run(self._gate.reset, key)
+        await self._run(self._backend.reset, key)
 
     def store_health(self) -> StoreHealth:
-        return self._gate.store_health()
+        return self._backend.store_health()
 
-    def within(self, seconds: float) -> InThreads:
-        return InThreads(self._store, self._gate.within(seconds))
+    def within(self, seconds: float) -> ThreadPoolStore:
+        return ThreadPoolStore(self._store, self._backend.within(seconds))
 
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)
@@ -81,4 +81,4 @@ class InThreads:
         self, loop: asyncio.AbstractEventLoop, key: str, permits: int, call: asyncio.Future[Decision]
     ) -> None:
         if not call.cancelled() and not call.exception() and call.result().allowed and not call.result().degraded:
-            loop.run_in_executor(None, self._gate.refund, key, permits)
+            loop.run_in_executor(None, self._backend.refund, key, permits)

@@ -102,7 +102,7 @@ def quiet_port() -> int:
 
 def _rights() -> str:
     """The users of docs/redis.md, as one that may do what all of them may: the whole suite runs with no more."""
-    page = (Path(__file__).parent.parent / "docs" / "redis.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "redis.md").read_text()
     users = re.findall(r"^user headgate on >secret (.+)$", page, re.MULTILINE)
     assert users, "docs/redis.md must say which rights suffice"
     return f"{USER} on >{PASSWORD} resetchannels " + " ".join(users) + " ~app:* ~mine:*"  # prefixes of some tests

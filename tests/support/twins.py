@@ -8,7 +8,7 @@ from headgate.coordination.memory import Memory
 from headgate.coordination.redis import Redis
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 class Twins:

@@ -26,33 +26,33 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from headgate.redis.address import Address
 from headgate.redis.lua import Eval, Lua
 from headgate.redis.script import Call, Script
 from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack
+from headgate.redis.url import Address
 
 PAUSE = 0.005  # seconds before a server that said "not now" is asked again
 
 
 # What counts as no answer: silence, and a Cluster that says it is down, which was asked again until time was over.
-SILENCE = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
+NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
 
 
-class Ask(NamedTuple):
+class ScriptRequest(NamedTuple):
     """A request: this call of that script to that server."""
 
     address: Address
     script: Script | Lua
     call: Any  # a `Call` of a Script, an `Eval` of a Lua
-    whole: bool  # send the script itself: the server does not know it
+    send_source: bool  # send the script itself: the server does not know it
     asking: bool  # the slot is on its way to this server
-    again: bool  # some of the time is gone
+    is_retry: bool  # some of the time is gone
 
 
-Request = Send | Ask | float  # a float: sleep that many seconds
+Request = Send | ScriptRequest | float  # a float: sleep that many seconds
 
 
-def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: float) -> Generator[Request, Any, Any]:
+def execute(topology: Topology, script: Script | Lua, call: Call | Eval, until: float) -> Generator[Request, Any, Any]:
     """The reply of *script* to *call*; raises what stood in the way once it is past *until* (monotonic)."""
     slot = script.slot(call.key) if topology.sliced else 0
     whole, detour, again = False, None, False
@@ -60,7 +60,7 @@ def ask(topology: Topology, script: Script | Lua, call: Call | Eval, until: floa
     while True:
         address = detour or topology.address(slot) or (yield from topology.discover(slot))
         try:
-            return (yield Ask(address, script, call, whole, detour is not None, again))
+            return (yield ScriptRequest(address, script, call, whole, detour is not None, again))
         except NoScriptError as error:  # a new server, or its cache was flushed
             if whole:
                 raise

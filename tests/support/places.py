@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate import AsyncLimiter, Limiter, Quota
-from tests.servers import Server
+from tests.support.servers import Server
 
 ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"]
 BUCKETS = ["token_bucket", "leaky_bucket", "gcra"]  # those that may have a burst; they refill all the time

@@ -18,9 +18,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from headgate.plan import run
-from headgate.redis.address import Address, Target
+from headgate._plan import run
 from headgate.redis.topology import Send, pack, text, topology
+from headgate.redis.url import Address, RedisURL
 
 logger = logging.getLogger("headgate")
 
@@ -34,7 +34,7 @@ LONGEST_PAUSE = 5.0
 class Subscription:
     """The channels that somebody in this process waits on. Thread-safe."""
 
-    def __init__(self, target: Target, wake: Callable[[str, str], object], wake_all: Callable[[], object]) -> None:
+    def __init__(self, target: RedisURL, wake: Callable[[str, str], object], wake_all: Callable[[], object]) -> None:
         self._target = target
         self._wake = wake
         self._wake_all = wake_all

@@ -11,24 +11,68 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 
+from headgate._lifecycle import renew_after_fork
 from headgate.clock import MICROSECONDS, Clock
 from headgate.decision import Decision, decision
 from headgate.errors import RateLimited
-from headgate.processes import renew_after_fork
 from headgate.rule import Rule
 
 
-class Ask(enum.Enum):
+class SignalSafeEvent(threading.Event):
+    """A `threading.Event` that stays usable when a signal handler interrupts it or raises inside it.
+
+    The standard event holds a Python-level lock inside `set` and `wait`; a signal handler that interrupts one of them
+    can leave that lock held for ever. This one is a single lock, acquired in one step: `_unset` is held until `set`.
+    """
+
+    def __init__(self) -> None:
+        self._flag = False
+        self._unset = threading.Lock()
+        self._unset.acquire()
+
+    def __repr__(self) -> str:
+        return f"<SignalSafeEvent: {'set' if self._flag else 'unset'}>"
+
+    def is_set(self) -> bool:
+        return self._flag
+
+    def set(self) -> None:
+        self._flag = True
+        try:
+            self._unset.release()
+        except RuntimeError:
+            pass  # it was set already
+
+    def clear(self) -> None:
+        self._flag = False
+        self._unset.acquire(blocking=False)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        was_set = self._flag
+        if not was_set:
+            try:
+                was_set = self._unset.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+            finally:
+                # Leave the lock free for the other waiters until `clear`, even if a signal arrived just now.
+                if self._flag:
+                    try:
+                        self._unset.release()
+                    except RuntimeError:
+                        pass
+        return was_set
+
+
+class WaiterRequest(enum.Enum):
     """What a waiter asks of its limiter. A number of seconds, or None for ever, is a wish to sleep."""
 
     TAKE = "take"
     PEEK = "peek"
 
 
-Wait = Generator[Ask | float | None, Decision, Decision]
+Wait = Generator[WaiterRequest | float | None, Decision, Decision]
 
 
-class Place:
+class Waiter:
     """A place in a line. *wake* ends the sleep of whoever holds it; it is called from any thread.
 
     *runs* says if whoever holds it can act: one in an event loop that stands still must not stop the others.
@@ -40,7 +84,7 @@ class Place:
         self.runs = runs
 
 
-class Line:
+class WaiterQueue:
     """Who waits for which key. One for each limiter."""
 
     def __init__(self) -> None:
@@ -50,17 +94,17 @@ class Line:
     def after_fork(self) -> None:
         """Nobody stands here: those who wait do so in the parent, and nobody in the child could get past them."""
         self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
-        self._places: dict[str, OrderedDict[Place, None]] = {}
+        self._places: dict[str, OrderedDict[Waiter, None]] = {}
 
-    def join(self, place: Place) -> None:
+    def join(self, place: Waiter) -> None:
         with self._lock:
             self._places.setdefault(place.key, OrderedDict())[place] = None
 
-    def is_first(self, place: Place) -> bool:
+    def is_first(self, place: Waiter) -> bool:
         with self._lock:
             return self._first(place.key) is place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Waiter) -> None:
         """Leave, or go on leaving: a signal may have come in between."""
         with self._lock:
             places = self._places.get(place.key, OrderedDict())
@@ -83,19 +127,19 @@ class Line:
         for key in keys:
             self.wake(key)
 
-    def _first(self, key: str) -> Place | None:
+    def _first(self, key: str) -> Waiter | None:
         for place in self._places.get(key, ()):
             if place.runs is None or place.runs():
                 return place
         return None
 
 
-class Stay:
+class Queued:
     """A stay in line. It ends with whoever stays, even where a signal came on the way in or out: all would wait on."""
 
     _joined = False
 
-    def __init__(self, line: Line, place: Place) -> None:
+    def __init__(self, line: WaiterQueue, place: Waiter) -> None:
         self._line = line
         self._place = place
 
@@ -112,14 +156,14 @@ class Stay:
             self._line.leave(self._place)
 
 
-def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wait:
+def acquire(line: WaiterQueue, place: Waiter, clock: Clock, timeout: float | None) -> Wait:
     """Wait until the permits are granted; raise `RateLimited` once *timeout* seconds have passed."""
     deadline = None if timeout is None else clock.now() + round(timeout * MICROSECONDS)
     refusal, asked_at, pause = None, 0, None
-    with Stay(line, place):
+    with Queued(line, place):
         while True:
             if line.is_first(place):
-                refusal = yield Ask.TAKE
+                refusal = yield WaiterRequest.TAKE
                 if refusal.allowed:
                     return refusal
                 asked_at, pause = clock.now(), refusal.retry_us
@@ -127,7 +171,7 @@ def acquire(line: Line, place: Place, clock: Clock, timeout: float | None) -> Wa
                 left = deadline - clock.now()
                 if left <= 0:
                     if refusal is None:  # never got to the front
-                        refusal, asked_at = (yield Ask.PEEK), clock.now()
+                        refusal, asked_at = (yield WaiterRequest.PEEK), clock.now()
                     raise RateLimited(place.key, _aged(refusal, clock.now() - asked_at))
                 pause = left if pause is None else min(pause, left)
             yield None if pause is None else pause / MICROSECONDS
@@ -141,7 +185,7 @@ def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:
     patience = None if timeout is None else round(timeout * MICROSECONDS)
     quota = rule.quotas[0]
     own = -(-permits * quota.period_us // quota.limit)  # the time that this call's own water takes to run out
-    for ask in (Ask.TAKE,) if patience is None else (Ask.PEEK, Ask.TAKE):
+    for ask in (WaiterRequest.TAKE,) if patience is None else (WaiterRequest.PEEK, WaiterRequest.TAKE):
         answer = yield ask
         if not answer.allowed:
             raise RateLimited(key, answer)

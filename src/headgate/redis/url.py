@@ -55,7 +55,7 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
+class RedisURL:
     """What a URL says."""
 
     kind: str  # single, sentinel or cluster
@@ -67,7 +67,7 @@ class Target:
     options: dict[str, Any] = field(hash=False)  # of a connection
     sentinel_options: dict[str, Any] = field(hash=False)
     connection: type[redis.connection.AbstractConnection] = redis.Connection
-    shown: str = ""  # the URL without its password
+    safe_url: str = ""  # the URL without its password
 
     def connection_options(self, address: Address) -> dict[str, Any]:
         """The arguments of a redis-py connection to *address*, sync or async."""
@@ -79,13 +79,13 @@ class Target:
         return {"socket_keepalive": True} | options | ours
 
 
-def read(
+def parse_url(
     url: str,
     *,
     timeout: float | None = None,
     connect_timeout: float | None = None,
     max_connections: int | None = None,
-) -> Target:
+) -> RedisURL:
     """Read a store's URL; arguments go before what it says. Raises a ValueError that says what would be right."""
     arguments = {"timeout": timeout, "connect_timeout": connect_timeout, "max_connections": max_connections}
     given = {name: _OURS[name](name, value) for name, value in arguments.items() if value is not None}
@@ -107,7 +107,7 @@ def _secret(name: str) -> bool:
     return "password" in unquote(name).lower()
 
 
-def _read(url: str, shown: str, given: dict[str, Any]) -> Target:
+def _read(url: str, shown: str, given: dict[str, Any]) -> RedisURL:
     parts = urlsplit(url)
     if parts.scheme not in _KINDS:
         raise ValueError(f"unknown scheme {parts.scheme!r}")
@@ -153,7 +153,7 @@ def _read(url: str, shown: str, given: dict[str, Any]) -> Target:
     options.pop("port", None)
     connection(**options)  # makes no connection: says which argument it does not know
     sentinel_options = {name: value for name, value in options.items() if name.startswith("ssl")} | sentinel_auth
-    return Target(
+    return RedisURL(
         kind,
         addresses,
         service,

@@ -1,6 +1,6 @@
 """The lock under torture: processes that are killed, or stopped for longer than the TTL, and a register with a fence.
 
-    python -m tests.coordination.torture --processes 20 --seconds 30
+    python -m tests.support.torture --processes 20 --seconds 30
 
 Each process takes the lock, writes to the register a few times with its fence, and gives the lock back; half of the
 times it looks first whether the lock is still its own. The register refuses a fence smaller than one it has seen. It is
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers import KINDS, Server
+from tests.support.servers import KINDS, Server
 
 ROOT = Path(__file__).parent.parent.parent
 TTL = 1.0

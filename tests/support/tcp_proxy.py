@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.proxy import Connection, Proxy
+from tests.support.proxy import Connection, Proxy
 
 
 class FaultyProxy(Proxy):

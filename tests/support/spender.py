@@ -1,4 +1,4 @@
-"""Spend in a process of its own: `python -m tests.spender URL`, then a line `ALGORITHM CALLS PERMITS QUOTA...` a time.
+"""`python -m tests.support.spender URL`: spend in a process of its own; stdin: `ALGORITHM CALLS PERMITS QUOTA...`.
 
 Says `ready`, waits for another line, makes the calls, prints how many permits were granted; and so on.
 """

@@ -12,7 +12,7 @@ from headgate.hybrid.lease import Lease
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import STYLES, Ask, Reply, law_of, serve
 from headgate.rule import Rule
-from tests.hybrid.exact import check_ledger, rejected
+from tests.support.hybrid_exact import check_ledger, rejected
 
 START = 1_700_000_000_000_000  # microseconds
 TRIP = 1_000_000  # nanoseconds that a process takes a trip for

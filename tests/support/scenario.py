@@ -14,7 +14,7 @@ from typing import Any
 
 from headgate import AsyncLimiter, Limiter, Quota
 from headgate.testing import ManualClock
-from tests.places import Place
+from tests.support.places import Place
 
 
 @dataclass(frozen=True)

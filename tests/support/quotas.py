@@ -6,7 +6,7 @@ from math import gcd
 from hypothesis import strategies as st
 
 from headgate import Quota
-from tests.places import ALGORITHMS, BUCKETS
+from tests.support.places import ALGORITHMS, BUCKETS
 
 PLAIN = [
     Quota(1, 1.0),

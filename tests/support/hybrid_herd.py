@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import headgate
-from tests.clocks import until
+from tests.support.clocks import until
 
 PAIR = struct.Struct("<qq")
 BEAT = 0.005  # seconds between a worker's bursts of calls
@@ -73,7 +73,7 @@ class Worker:
         self.log.write_bytes(bytes(PAIR.size * capacity))
         order = order | {"log": str(self.log), "said": str(self.said), "name": str(self.name)}
         order |= {"go": str(self.go), "stop": str(self.stop)}
-        command = [sys.executable, "-m", "tests.hybrid.herd", json.dumps(order)]
+        command = [sys.executable, "-m", "tests.support.hybrid_herd", json.dumps(order)]
         ours = str(Path(headgate.__file__).parent.parent)
         root = str(Path(__file__).resolve().parent.parent.parent)
         self.process = subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": f"{ours}:{root}"})
@@ -146,7 +146,7 @@ def work(order: dict[str, Any]) -> None:
         accuracy=order.get("accuracy", "high"),
     )
     name, go, stop = Path(order["name"]), Path(order["go"]), Path(order["stop"])
-    name.with_suffix(".new").write_text(limiter._gate.member.id)
+    name.with_suffix(".new").write_text(limiter._backend.member.id)
     name.with_suffix(".new").rename(name)
     with open(order["log"], "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
         place, room = 0, len(record) // PAIR.size

@@ -1,4 +1,4 @@
-"""Make calls while a signal handler raises all the time, in a process of its own: `python -m tests.pestered ...`.
+"""`python -m tests.support.interrupts ...`: make calls in a process of its own while a signal handler keeps raising.
 
 Ends with `survived` if the calls afterwards are answered as if nothing had happened.
 """
@@ -45,8 +45,8 @@ def redis(url: str) -> None:
         assert small.try_acquire("k")
         small.store.close()
         small.store = large.store
-        small._gate = large.store.open(small.rule, "raise")  # the same connections for both
-        small.try_acquire = small._gate.try_acquire  # type: ignore[method-assign]  # as the limiter itself does
+        small._backend = large.store.open(small.rule, "raise")  # the same connections for both
+        small.try_acquire = small._backend.try_acquire  # type: ignore[method-assign]  # as the limiter itself does
         for _ in range(5):
             pester(lambda: large.peek("k", permits=0), 20)
             for _ in range(20):
