@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import inspect
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,31 @@ def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
         while limiter.store_health().state == "closed":
             assert limiter.within(0.01).try_acquire("k").degraded
             assert time.monotonic() < deadline, "it never opens"
+
+
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_a_limit_above_the_timeout_is_no_haste(node: Node, kind: type[Limiter | AsyncLimiter]) -> None:
+    """Three calls without an answer open the breaker; `within` changes that only below the store's time-out."""
+
+    async def check(store: str) -> None:
+        limiter = kind(QUOTA, store=store, timeout=0.2)
+        slow = limiter.within(5)
+        deadline = time.monotonic() + 20
+        while (await awaited(slow.try_acquire("k"))).degraded:  # the first connection may take a while
+            assert time.monotonic() < deadline
+        proxy.swallow_replies = True
+        for _ in range(3):
+            assert (await awaited(slow.try_acquire("k"))).degraded
+        assert limiter.store_health().state == "open"
+        await awaited(limiter.close() if isinstance(limiter, Limiter) else limiter.aclose())
+
+    with FaultyProxy(node.port) as proxy:
+        asyncio.run(check(proxy.url))
+
+
+async def awaited(result: Any) -> Any:
+    """What a call of either kind of limiter gives."""
+    return await result if inspect.isawaitable(result) else result
 
 
 def test_in_memory_there_is_nothing_to_wait_for() -> None:

@@ -236,13 +236,14 @@ class SyncExecutor:
             self._probe_later(breaker, slot)
             raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
         begun = monotonic()
-        until = begun + (self.timeout if within is None else min(within, self.timeout))
+        hasty = within is not None and within < self.timeout
+        until = begun + (within if hasty and within else self.timeout)
         try:
             reply = run(execute(self._topology, script, call, until), partial(self._answer, until))
         except PoolExhausted:
             raise  # that is nothing the server did
         except NO_REPLY_ERRORS as error:
-            if breaker.failed(error, begun, 0.0 if within is None else self.timeout):
+            if breaker.failed(error, begun, self.timeout if hasty else 0.0):
                 self._probe_later(breaker, slot)
             raise
         if breaker.failures:
