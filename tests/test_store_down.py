@@ -1,10 +1,12 @@
 """A store that does not answer is a policy, not an exception: allow, deny, local or raise."""
 
 import asyncio
+import inspect
 import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -94,6 +96,37 @@ def test_nothing_is_raised_to_a_caller(policy: str, nobody: str) -> None:
             assert caught.value.decision.degraded
         else:
             assert limiter.acquire("k", timeout=0).degraded
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("policy", ["allow", "deny", "local", "raise"])
+def test_refund_and_reset_tell_whether_the_store_did_it(policy: str, colour: str, mortal_server: Server) -> None:
+    """True when it did, False when it could not; raise raises."""
+
+    async def check() -> None:
+        limiter = (Limiter if colour == "sync" else AsyncLimiter)(QUOTA, store=mortal_server.url, on_store_error=policy)
+        for _ in range(3):
+            assert await _awaited(limiter.try_acquire("k"))
+        assert await _awaited(limiter.refund("k", 2)) is True
+        assert (await _awaited(limiter.peek("k", 0))).remaining == 2
+        assert await _awaited(limiter.reset("k")) is True
+        assert (await _awaited(limiter.peek("k", 0))).remaining == 3
+        assert await _awaited(limiter.reset("never seen")) is True
+        mortal_server.kill()
+        for call in (limiter.refund, limiter.reset) * 3:  # before and after the breaker opens
+            if policy == "raise":
+                with pytest.raises(StoreUnavailable):
+                    await _awaited(call("k"))
+            else:
+                assert await _awaited(call("k")) is False
+        await _awaited(getattr(limiter, "close" if colour == "sync" else "aclose")())
+
+    asyncio.run(check())
+
+
+async def _awaited(result: Any) -> Any:
+    """What a call of either kind of limiter gives."""
+    return await result if inspect.isawaitable(result) else result
 
 
 @pytest.mark.parametrize("policy", ["allow", "deny", "local", "raise"])

@@ -85,15 +85,20 @@ class Limiter:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
         return self._backend.peek(key, permits)
 
-    def refund(self, key: str, permits: int = 1) -> None:
-        """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
-        self._backend.refund(key, permits)
-        self._line.wake(check_key(key))
+    def refund(self, key: str, permits: int = 1) -> bool:
+        """Give *permits* back, never above the capacity; waiters for the key ask again.
 
-    def reset(self, key: str) -> None:
-        """Forget *key*, as if never seen."""
-        self._backend.reset(key)
+        False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
+        """
+        done = self._backend.refund(key, permits)
         self._line.wake(check_key(key))
+        return done
+
+    def reset(self, key: str) -> bool:
+        """Forget *key*, as if never seen. False, as for `refund`: the store could not be told, and still knows it."""
+        done = self._backend.reset(key)
+        self._line.wake(check_key(key))
+        return done
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
         """A decorator for functions, and a context manager: denied raises `RateLimited`, or waits up to *timeout*.
@@ -212,15 +217,20 @@ class AsyncLimiter:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
         return await self._backend.peek(key, permits)
 
-    async def refund(self, key: str, permits: int = 1) -> None:
-        """Give *permits* back, never above the capacity. Whoever waits for the key asks again."""
-        await self._backend.refund(key, permits)
-        self._line.wake(check_key(key))
+    async def refund(self, key: str, permits: int = 1) -> bool:
+        """Give *permits* back, never above the capacity; waiters for the key ask again.
 
-    async def reset(self, key: str) -> None:
-        """Forget *key*, as if never seen."""
-        await self._backend.reset(key)
+        False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
+        """
+        done = await self._backend.refund(key, permits)
         self._line.wake(check_key(key))
+        return done
+
+    async def reset(self, key: str) -> bool:
+        """Forget *key*, as if never seen. False, as for `refund`: the store could not be told, and still knows it."""
+        done = await self._backend.reset(key)
+        self._line.wake(check_key(key))
+        return done
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
         """A decorator for async functions, and an async context manager: denied raises `RateLimited`, or waits.

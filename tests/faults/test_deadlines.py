@@ -102,7 +102,10 @@ def test_a_limit_above_the_timeout_is_no_haste(node: Node, kind: type[Limiter | 
         for _ in range(3):
             assert (await awaited(slow.try_acquire("k"))).degraded
         assert limiter.store_health().state == "open"
-        await awaited(limiter.close() if isinstance(limiter, Limiter) else limiter.aclose())
+        if isinstance(limiter, Limiter):
+            limiter.close()
+        else:
+            await limiter.aclose()
 
     with FaultyProxy(node.port) as proxy:
         asyncio.run(check(proxy.url))

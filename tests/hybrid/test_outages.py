@@ -15,6 +15,7 @@ import redis
 from headgate import AsyncHybridLimiter, HybridLimiter, Quota, StoreUnavailable
 from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
+from headgate.rule import OnStoreError
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.clocks import PATIENCE, WatchedClock, until
@@ -213,6 +214,29 @@ async def test_the_same_for_asyncio(mortal_server: Server) -> None:
                 break
             await asyncio.sleep(0.005)
     await limiter.aclose()
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "local", "raise"])
+def test_reset_tells_whether_redis_did_it(policy: OnStoreError, mortal_server: Server) -> None:
+    """False while Redis cannot be asked; a refund is taken over by the lease, so it is True. Raise raises."""
+
+    async def check() -> None:
+        async with AsyncHybridLimiter("10/30d", store=mortal_server.url, on_store_error=policy) as tasks:
+            with HybridLimiter("10/30d", store=mortal_server.url, on_store_error=policy) as threads:
+                assert threads.try_acquire("a") and await tasks.try_acquire("b")
+                assert threads.refund("a") is True and await tasks.refund("b") is True
+                assert threads.reset("a") is True and await tasks.reset("b") is True
+                mortal_server.kill()
+                if policy == "raise":
+                    with pytest.raises(StoreUnavailable):
+                        threads.reset("a")
+                    with pytest.raises(StoreUnavailable):
+                        await tasks.reset("b")
+                else:
+                    assert threads.reset("a") is False and await tasks.reset("b") is False
+                    assert threads.refund("a") is True and await tasks.refund("b") is True
+
+    asyncio.run(check())
 
 
 def test_a_key_of_another_type(any_redis_server: Server) -> None:

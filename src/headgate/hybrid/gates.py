@@ -175,11 +175,12 @@ class HybridBackend(Gate):
         known = self.member.table.peek(key, permits)
         return self._ask("peek", key, permits, self._patience) if known is None else known
 
-    def refund(self, key: str, permits: int = 1) -> None:
+    def refund(self, key: str, permits: int = 1) -> bool:
         self._give_back(key, permits)
+        return True
 
-    def reset(self, key: str) -> None:
-        self._ask("reset", check_key(key), 0, self._patience)
+    def reset(self, key: str) -> bool:
+        return not self._ask("reset", check_key(key), 0, self._patience).degraded
 
     def within(self, seconds: float) -> HybridBackend:
         gate = copy.copy(self)
@@ -282,11 +283,12 @@ class AsyncHybridGates:
         known = gate.member.table.peek(key, permits)
         return await gate._ask("peek", key, permits, self._patience) if known is None else known
 
-    async def refund(self, key: str, permits: int = 1) -> None:
+    async def refund(self, key: str, permits: int = 1) -> bool:
         self.gate()._give_back(key, permits)
+        return True
 
-    async def reset(self, key: str) -> None:
-        await self.gate()._ask("reset", check_key(key), 0, self._patience)
+    async def reset(self, key: str) -> bool:
+        return not (await self.gate()._ask("reset", check_key(key), 0, self._patience)).degraded
 
     def within(self, seconds: float) -> AsyncHybridGates:
         gates = copy.copy(self)

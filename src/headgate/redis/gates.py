@@ -87,7 +87,7 @@ class Plans:
             return self.fallback.peek(key, permits, error, refused=_refused(error))
         return self._decision(reply)
 
-    def refund(self, key: str, permits: int) -> Generator[Call, Any, None]:
+    def refund(self, key: str, permits: int) -> Generator[Call, Any, bool]:
         key, permits = check_key(key), check_permits(permits)
         left = self.fallback.forgive(key, permits)
         try:
@@ -95,14 +95,18 @@ class Plans:
                 left = still_owed((yield Call("refund", key, left)))
         except _FAILURES as error:
             self.fallback.note(error, refused=_refused(error))
+            return False
+        return True
 
-    def reset(self, key: str) -> Generator[Call, Any, None]:
+    def reset(self, key: str) -> Generator[Call, Any, bool]:
         key = check_key(key)
         self.fallback.forget(key)
         try:
             yield Call("reset", key, 1)
         except _FAILURES as error:
             self.fallback.note(error, refused=_refused(error))
+            return False
+        return True
 
     def health(self, link: SyncExecutor | AsyncExecutor | None) -> StoreHealth:
         """What the caller's own calls have seen; asks nobody."""
@@ -143,11 +147,11 @@ class RedisBackend:
     def peek(self, key: str, permits: int = 1) -> Decision:
         return run(self.plans.peek(key, permits), self._ask)
 
-    def refund(self, key: str, permits: int = 1) -> None:
-        run(self.plans.refund(key, permits), self._ask)
+    def refund(self, key: str, permits: int = 1) -> bool:
+        return run(self.plans.refund(key, permits), self._ask)
 
-    def reset(self, key: str) -> None:
-        run(self.plans.reset(key), self._ask)
+    def reset(self, key: str) -> bool:
+        return run(self.plans.reset(key), self._ask)
 
     def store_health(self) -> StoreHealth:
         return self.plans.health(self._store.threads())
@@ -179,10 +183,10 @@ class AsyncRedisBackend:
     def peek(self, key: str, permits: int = 1) -> Coroutine[Any, Any, Decision]:
         return arun(self.plans.peek(key, permits), self._ask)
 
-    def refund(self, key: str, permits: int = 1) -> Coroutine[Any, Any, None]:
+    def refund(self, key: str, permits: int = 1) -> Coroutine[Any, Any, bool]:
         return arun(self.plans.refund(key, permits), self._ask)
 
-    def reset(self, key: str) -> Coroutine[Any, Any, None]:
+    def reset(self, key: str) -> Coroutine[Any, Any, bool]:
         return arun(self.plans.reset(key), self._ask)
 
     def store_health(self) -> StoreHealth:

@@ -113,7 +113,7 @@ class Table:
     Arguments are Any: what callers give is checked here, and compiled code would turn True into 1 before that.
     """
 
-    in_process: Final = True
+    in_process: bool = True
 
     def __init__(self, store: MemoryStore, algorithm: Algorithm[Any]) -> None:
         self.store = store
@@ -164,7 +164,7 @@ class Table:
                 state = self.algorithm.initial()
             return self.algorithm.evaluate(state, now, count)
 
-    def refund(self, key: Any, permits: Any = 1) -> None:
+    def refund(self, key: Any, permits: Any = 1) -> bool:
         count = check_permits(permits)
         key = exact(key)
         with self.lock:
@@ -174,14 +174,16 @@ class Table:
                 check_key(key)
             else:
                 self.states[key] = self.algorithm.consume(state, now, -count)
+        return True
 
-    def reset(self, key: Any) -> None:
+    def reset(self, key: Any) -> bool:
         key = exact(key)
         with self.lock:
             if self.known(key) is None:
                 check_key(key)
             else:
                 self.states[key] = self.algorithm.initial()  # idle now, so a sweep takes it out
+        return True
 
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # nothing that could be down
@@ -361,7 +363,7 @@ def _nanoseconds(clock: Clock) -> Callable[[], int]:
 class AsyncTable:
     """A table behind awaitable methods. Nothing in it ever waits."""
 
-    in_process: Final = True
+    in_process: bool = True
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -373,11 +375,11 @@ class AsyncTable:
     async def peek(self, key: Any, permits: Any = 1) -> Decision:
         return self.table.peek(key, permits)
 
-    async def refund(self, key: Any, permits: Any = 1) -> None:
-        self.table.refund(key, permits)
+    async def refund(self, key: Any, permits: Any = 1) -> bool:
+        return self.table.refund(key, permits)
 
-    async def reset(self, key: Any) -> None:
-        self.table.reset(key)
+    async def reset(self, key: Any) -> bool:
+        return self.table.reset(key)
 
     def store_health(self) -> StoreHealth:
         return self.table.store_health()

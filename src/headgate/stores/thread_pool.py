@@ -62,11 +62,11 @@ class ThreadPoolStore:
     async def peek(self, key: str, permits: int = 1) -> Decision:
         return await self._run(self._backend.peek, key, permits)
 
-    async def refund(self, key: str, permits: int = 1) -> None:
-        await self._run(self._backend.refund, key, permits)
+    async def refund(self, key: str, permits: int = 1) -> bool:
+        return await self._run(self._backend.refund, key, permits)
 
-    async def reset(self, key: str) -> None:
-        await self._run(self._backend.reset, key)
+    async def reset(self, key: str) -> bool:
+        return await self._run(self._backend.reset, key)
 
     def store_health(self) -> StoreHealth:
         return self._backend.store_health()
