@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.states.breaker import MACHINE
+from headgate.coordination.states.breaker import BREAKER
 from tests.support.servers import Server
 from tests.support.twins import Twins
 
@@ -20,7 +20,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("admit"), IDS, st.just(-1), st.just("")),
     st.tuples(st.just("report"), IDS, st.sampled_from([-1, 0, 1, 2]), OUTCOMES),  # 1 and 2 ago, for 1 and 2
     st.tuples(st.just("recover"), IDS, st.just(-1), st.just("")),
-    st.tuples(st.just("look"), IDS, st.just(-1), st.just("")),
+    st.tuples(st.just("peek"), IDS, st.just(-1), st.just("")),
     st.tuples(st.just("force"), IDS, st.just(-1), st.sampled_from(["OPEN", "CLOSED", "", ""])),
     st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 2.0, 4.0, 10.0])),
     st.tuples(st.just("advance"), st.sampled_from([0.1])),
@@ -30,7 +30,7 @@ ACTIONS = st.one_of(
 def test_every_trace(redis_server: Server) -> None:
     @given(st.sampled_from([IN_A_ROW, BY_RATE]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
     def check(rules: tuple[int, ...], trace: list[tuple[tuple[Any, ...], int]]) -> None:
-        twins = Twins(MACHINE, redis_server)
+        twins = Twins(BREAKER, redis_server)
         number, state, probes = 0, "CLOSED", dict[str, int]()
         for serial, ((op, *arguments), times) in enumerate(trace):
             if op == "advance":

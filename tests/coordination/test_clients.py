@@ -16,8 +16,8 @@ import pytest
 import requests
 
 from headgate.clients import retries
+from headgate.clients.authorize import Origins, header
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
-from headgate.clients.members import Origins, header
 from headgate.clients.requests import PoolAdapter
 from headgate.clients.retries import Retries
 from headgate.coordination import AsyncPool, Pool, feedback

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headgate.coordination import AsyncLock, Lock, Pool
-from headgate.coordination.machine import Step
+from headgate.coordination.states.machine import Operation
 from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, StoreUnavailable
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
@@ -319,7 +319,7 @@ def test_in_redis(redis_server: Server) -> None:
 
 def left(lock: Lock | AsyncLock) -> float:
     """Seconds until somebody else can have it, as its store says to who asks in vain."""
-    [granted, _, wait] = lock._plans.site.step(Step("acquire", ("somebody", 1000, "")))
+    [granted, _, wait] = lock._plans.site.step(Operation("acquire", ("somebody", 1000, "")))
     assert granted == 0, "somebody else could have it"
     return float(wait / 1000)
 

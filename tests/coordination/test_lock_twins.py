@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.states.lock import GONE, MACHINE, MOST_GONE
+from headgate.coordination.states.lock import GONE, LOCK, MOST_GONE
 from tests.support.servers import Server
 from tests.support.twins import Twins
 
@@ -46,7 +46,7 @@ ACTIONS = st.one_of(
 def test_every_trace(redis_server: Server) -> None:
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
     def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
-        twins = LockTwins(MACHINE, redis_server)
+        twins = LockTwins(LOCK, redis_server)
         last, holder = 0, ""
         for (op, *arguments), times in trace:
             if op == "expire":
@@ -73,8 +73,8 @@ def test_every_trace(redis_server: Server) -> None:
 
 def test_who_has_gone_is_forgotten(redis_server: Server) -> None:
     """After ten minutes, or when there are too many."""
-    twins = LockTwins(MACHINE, redis_server)
-    client, key = redis_server.client(), MACHINE.keys(twins.name)[2]
+    twins = LockTwins(LOCK, redis_server)
+    client, key = redis_server.client(), LOCK.keys(twins.name)[2]
 
     def gone() -> set[int]:
         return {len(twins.memory._states[("lock", twins.name)].gone), client.zcard(key)}

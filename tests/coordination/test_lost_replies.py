@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, errand, states
-from headgate.coordination.machine import Machine, Reply, Step
-from headgate.coordination.states.breaker import MACHINE as BREAKER
-from headgate.coordination.states.lock import MACHINE as LOCK
-from headgate.coordination.states.pool import MACHINE as POOL
-from headgate.coordination.states.queue import MACHINE as QUEUE
+from headgate.coordination.states.breaker import BREAKER
+from headgate.coordination.states.lock import LOCK
+from headgate.coordination.states.machine import Operation, Reply, StateMachine
+from headgate.coordination.states.pool import POOL
+from headgate.coordination.states.queue import QUEUE
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.support.clocks import until, until_async
@@ -58,7 +58,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("admit", "a", -1, "", *RULES),
         ("report", "a", 0, "failure", *RULES),
         ("report", "b", 0, "failure", *RULES),
-        ("look", "", -1, "", *RULES),
+        ("peek", "", -1, "", *RULES),
         ("admit", "c", -1, "", *RULES),
         ("force", "d", -1, "CLOSED", *RULES),
         ("force", "e", -1, "", *RULES),
@@ -94,7 +94,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("acquire", "5", *POOL_RULES, 0),
         ("settle", "5", *POOL_RULES, "", 5 * SECOND, 1, 1),
         ("retire", "", *POOL_RULES, "b"),
-        ("join", "", *POOL_RULES, "b"),
+        ("add_new", "", *POOL_RULES, "b"),
         ("add", "", *POOL_RULES, "b"),
         ("status", "", *POOL_RULES),
     ],
@@ -104,8 +104,8 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("enqueue", "3", "c", 10 * SECOND, 3, 0),
         ("enqueue", "4", "d", 10 * SECOND, 3, 0),
         ("enqueue", "5", "a", 10 * SECOND, 3, 0),
-        ("look", "", "b", 10 * SECOND, 3, 2 * SECOND),
-        ("beat", "", "", 10 * SECOND, 3, 2 * SECOND, "", "b", "", "c", "w", "nobody", "w"),
+        ("status", "", "b", 10 * SECOND, 3, 2 * SECOND),
+        ("heartbeat", "", "", 10 * SECOND, 3, 2 * SECOND, "", "b", "", "c", "w", "nobody", "w"),
         ("dequeue", "6", "", 10 * SECOND, 3, 0),
         ("undo", "6", "", 10 * SECOND, 3, 2 * SECOND),
         ("dequeue", "7", "", 10 * SECOND, 3, 0),
@@ -113,7 +113,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("size", "", "", 10 * SECOND, 3, 0),
         ("dequeue", "9", "", 10 * SECOND, 3, 0),
         ("dequeue", "10", "", 10 * SECOND, 3, 0),
-        ("look", "", "b", 10 * SECOND, 3, 0),
+        ("status", "", "b", 10 * SECOND, 3, 0),
     ],
 }
 
@@ -148,10 +148,10 @@ def hold_one_back(proxy: FaultyProxy) -> None:
 
 # What changes nothing.
 ASIDE = {
-    "lock": Step("renew", ("nobody", TTL)),
-    "circuit_breaker": Step("look", ("", -1, "", *RULES)),
-    "pool": Step("status", ("", *POOL_RULES)),
-    "token_queue": Step("size", ("", "", SECOND, 0, 0)),
+    "lock": Operation("renew", ("nobody", TTL)),
+    "circuit_breaker": Operation("peek", ("", -1, "", *RULES)),
+    "pool": Operation("status", ("", *POOL_RULES)),
+    "token_queue": Operation("size", ("", "", SECOND, 0, 0)),
 }
 
 FAULTS = {
@@ -165,17 +165,17 @@ FAULTS = {
 class Distant(Twins):
     """Twins of which Redis is asked from a thread or from a task, until it answers."""
 
-    def __init__(self, machine: Machine, server: Server, url: str, timeout: float, door: str) -> None:
+    def __init__(self, machine: StateMachine, server: Server, url: str, timeout: float, door: str) -> None:
         super().__init__(machine, server, url=url, timeout=timeout)
         place = self.redis
         self.loop = asyncio.Runner()
 
-        def once(machine: Machine, name: str, step: Step) -> Reply:
+        def once(machine: StateMachine, name: str, step: Operation) -> Reply:
             if door == "threads":
                 return place.step(machine, name, step)
             return self.loop.run(place.astep(machine, name, step))
 
-        def insist(machine: Machine, name: str, step: Step) -> Reply:
+        def insist(machine: StateMachine, name: str, step: Operation) -> Reply:
             until = time.monotonic() + 20
             while True:
                 try:
@@ -204,7 +204,7 @@ def test_every_step(tool: str, kind: str, door: str, redis_server: Server) -> No
     with FaultyProxy(redis_server.port) as proxy:
         twins = Distant(machine, redis_server, proxy.url, fault.timeout, door)
         # the server knows the script: what is broken is an answer
-        twins.ask(machine, "warm-up", Step(steps[0][0], steps[0][1:]))
+        twins.ask(machine, "warm-up", Operation(steps[0][0], steps[0][1:]))
         for op, *arguments in steps:
             twins.clock.advance(op if isinstance(op, float) else 0.000_001)
             if isinstance(op, str):
@@ -221,12 +221,17 @@ def test_no_operation_is_forgotten() -> None:
         module.name: importlib.import_module(f"{states.__name__}.{module.name}")
         for module in pkgutil.iter_modules(states.__path__)
     }
-    tools = {name: module.MACHINE for name, module in found.items() if hasattr(module, "MACHINE")}
-    assert tools == MACHINES and SCENARIOS.keys() == MACHINES.keys()
+    machines = {
+        name: value
+        for name, module in found.items()
+        for value in vars(module).values()
+        if isinstance(value, StateMachine)
+    }
+    assert machines == MACHINES and SCENARIOS.keys() == MACHINES.keys()
     for tool, machine in MACHINES.items():
         state = machine.state
         assert isinstance(state, type)
-        known = {name for name, value in vars(state).items() if callable(value) and name[0] != "_"} - {"idle"}
+        known = {name for name, value in vars(state).items() if callable(value) and name[0] != "_"} - {"is_expired"}
         in_lua = set(re.findall(r"op == '(\w+)'", machine.lua))
         tried = {row[0] for row in SCENARIOS[tool] if isinstance(row[0], str)}
         assert in_lua <= known == tried, tool
@@ -586,14 +591,14 @@ BEAT = 5 * SECOND
 IN_LINE: list[Row] = [(("enqueue", "1", "a", 60 * SECOND, 0, BEAT), [0]), (("dequeue", "2", "", SECOND, 0, 0), ["a"])]
 UNHEARD: dict[str, list[Row]] = {
     "whoever waited was told": [
-        (("look", "", "a", SECOND, 0, BEAT), ["served"]),
+        (("status", "", "a", SECOND, 0, BEAT), ["served"]),
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
         ((6.0,), []),  # it says no longer that it is there
         (("dequeue", "3", "", SECOND, 0, 0), ["a"]),
         (("dequeue", "4", "", SECOND, 0, 0), [""]),
     ],
     "whoever waited died": [
-        (("look", "", "a", SECOND, 0, 0), ["served"]),  # that was somebody who only looks
+        (("status", "", "a", SECOND, 0, 0), ["served"]),  # that was somebody who only looks
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
         ((6.0,), []),
         (("dequeue", "3", "", SECOND, 0, 0), [""]),

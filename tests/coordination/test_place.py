@@ -31,12 +31,11 @@ from headgate.coordination import (
     errand,
 )
 from headgate.coordination.errand import Errand
-from headgate.coordination.machine import Machine, Reply, Step
 from headgate.coordination.memory import Memory
 from headgate.coordination.place import place_of
 from headgate.coordination.site import Pause, Plan, Site, Turn
-from headgate.coordination.states.lock import MACHINE as LOCK
-from headgate.coordination.states.lock import LockState
+from headgate.coordination.states.lock import LOCK, LockState
+from headgate.coordination.states.machine import Operation, Reply, StateMachine
 from headgate.coordination.timers import MOST, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.redis.pubsub import Subscription
@@ -254,13 +253,13 @@ def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
     looked = 0
 
     class Watched(LockState):
-        def idle(self, now: int) -> bool:
+        def is_expired(self, now: int) -> bool:
             nonlocal looked
             looked += 1
-            return super().idle(now)
+            return super().is_expired(now)
 
     for number in range(5000):
-        place.step(Machine("watched", ("",), "", Watched), str(number), Step("acquire", ("a", 30_000, "")))
+        place.step(StateMachine("watched", ("",), "", Watched), str(number), Operation("acquire", ("a", 30_000, "")))
         assert looked <= 2 * (number + 1)
     assert len([name for machine, name in place._states if machine == "lock"]) == 0
     assert len(place._states) == 5000, "what is held stays"
@@ -318,7 +317,7 @@ def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pyte
     place = place_of(url, None)
     step, asked = place.step, 0
 
-    def count(machine: Machine, name: str, what: Step) -> Reply:
+    def count(machine: StateMachine, name: str, what: Operation) -> Reply:
         nonlocal asked
         asked += threading.current_thread() is threading.main_thread()
         return step(machine, name, what)
@@ -347,7 +346,7 @@ def test_a_signal_in_mid_step(name: str) -> None:
         queue.dequeue()
     assert (len(queue), queue.dequeue(), queue.enqueue("c"), queue.dequeue()) == (0, None, 0, "c")
     state = place._states["token_queue", name]
-    state.idle = lambda now: interrupted("c")
+    state.is_expired = lambda now: interrupted("c")
     place._states.move_to_end(("token_queue", name), last=False)
     with pytest.raises(KeyboardInterrupt):
         len(other)
@@ -396,7 +395,7 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
 def test_an_errand_ends_when_its_time_is_over() -> None:
     """From threads and from tasks: nobody tries for ever to reach a Redis that is gone."""
     site = Site(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None)
-    step = Step("release", ("a", 1000))
+    step = Operation("release", ("a", 1000))
     mine = Errand(site, step, site.clock.now() + 600_000)
     wait_until(lambda: mine not in errand._UNDER_WAY, "it ends")
     assert site.clock.now() >= mine._until

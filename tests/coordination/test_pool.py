@@ -661,7 +661,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
 def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when it is taken for dead."""
     pool, errands = Pool(name, store=url), []
-    monkeypatch.setattr(pool._plans.site, "insist", lambda step, *_: errands.append(step.op))
+    monkeypatch.setattr(pool._plans.site, "insist", lambda step, *_: errands.append(step.name))
     for timeout, left in [(0.01, ["settle"]), (0, [])]:
         with pytest.raises(PoolExhausted):
             pool.acquire(timeout=timeout)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.coordination.states.member import PLAIN as USUAL
-from headgate.coordination.states.pool import MACHINE, OPEN_END
+from headgate.coordination.states.pool import POOL, UNANSWERED
 from tests.support.servers import Server
 from tests.support.twins import Twins
 
@@ -32,11 +32,11 @@ ACTIONS = st.one_of(
         st.just(0),
         st.sampled_from([0, 1]),
     ),
-    st.tuples(st.just("settle"), IDS, OUTCOMES, st.just(0), st.sampled_from([0, 1]), st.sampled_from([1, OPEN_END])),
+    st.tuples(st.just("settle"), IDS, OUTCOMES, st.just(0), st.sampled_from([0, 1]), st.sampled_from([1, UNANSWERED])),
     st.tuples(st.just("renew"), IDS),
     st.tuples(st.just("add"), st.just(""), NAMES, NAMES),
     st.tuples(st.just("retire"), st.just(""), NAMES),
-    st.tuples(st.just("join"), st.just(""), NAMES),
+    st.tuples(st.just("add_new"), st.just(""), NAMES),
     st.tuples(st.just("status"), st.just("")),
     st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.0, 3.0, 5.0])),
 )
@@ -47,7 +47,7 @@ def test_every_trace(redis_server: Server) -> None:
         st.sampled_from([PLAIN, SLOTS, LIMITED, BROKEN]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=50)
     )
     def check(rules: tuple[int, int, str], trace: list[tuple[tuple[Any, ...], int]]) -> None:
-        twins = Twins(MACHINE, redis_server)
+        twins = Twins(POOL, redis_server)
         twins.step("add", "", *rules, "a", "b")
         held: dict[str, tuple[str, int]] = {}
         for (op, *arguments), times in trace:
@@ -80,7 +80,7 @@ def test_every_trace(redis_server: Server) -> None:
 
 def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
     """Each change of a table, in one pool, with members ready, in use, at their quota and broken."""
-    twins = Twins(MACHINE, redis_server)
+    twins = Twins(POOL, redis_server)
 
     table = [
         "",  # none are given
@@ -108,7 +108,7 @@ def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
 
 def test_a_log_of_many_chunks(redis_server: Server) -> None:
     """Quotas come and go over a log that fills chunk after chunk: both count the same, and never too many."""
-    twins = Twins(MACHINE, redis_server)
+    twins = Twins(POOL, redis_server)
     large, small = "1,0,1,1,150,60000000,20,1000000", "1,0,1,1,20,1000000"
     uses: list[int] = []
     for number in range(700):
@@ -132,7 +132,7 @@ def test_a_log_of_many_chunks(redis_server: Server) -> None:
         if rules[2]:
             twins.step("add", "", *rules, "a")
         assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1
-        twins.step("settle", f"{number}", *rules, "success", 0, 0, OPEN_END if number % 50 else 1)
+        twins.step("settle", f"{number}", *rules, "success", 0, 0, UNANSWERED if number % 50 else 1)
     assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
     assert max(map(len, client.hvals("pool:{twins}:log"))) <= 64 * 16
     twins.close()

@@ -16,8 +16,8 @@ from redis.asyncio import Redis as AsyncRedis
 
 from headgate.coordination import AsyncWaitQueue, WaitQueue, crowd
 from headgate.coordination.errand import _UNDER_WAY
-from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.queue import JOINING
+from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -278,10 +278,10 @@ def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) ->
 def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: ManualClock) -> None:
     queue = WaitQueue(name, store=url, clock=clock)
     queue.enqueue("a", timeout=1)
-    queue._plans.site.step(Step("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
+    queue._plans.site.step(Operation("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
     clock.advance(59)
     assert queue.position("a") == 0
-    queue._plans.site.step(Step("cancel", ("other", "a", 60_000_000, 0, 0, "v")))
+    queue._plans.site.step(Operation("cancel", ("other", "a", 60_000_000, 0, 0, "v")))
     assert queue.position("a") == 0, "of whoever waits for it no longer"
     clock.advance(1)
     assert queue.position("a") is None
@@ -341,7 +341,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
     site = queue._plans.site
 
     def look() -> str:
-        return str(site.step(Step("look", ("", "a", 1, 0, 0)))[0])
+        return str(site.step(Operation("status", ("", "a", 1, 0, 0)))[0])
 
     queue.enqueue("a", timeout=3)
     assert queue.dequeue() == "a" and look() == "served"
@@ -376,7 +376,7 @@ def test_redis_comes_back_while_somebody_waits(node: Any, name: str) -> None:
     node.thaw()
     wait_until(lambda: _position(queue, "b") is not None, "it stands in line")
     node.freeze()
-    queue._plans.site.place.line.wake(about(queue._plans.site.channel, "b"))  # as a message would
+    queue._plans.site.place.line.wake(entry_channel(queue._plans.site.channel, "b"))  # as a message would
     time.sleep(0.7)
     assert thread.is_alive()
     node.thaw()
@@ -465,7 +465,7 @@ def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeyp
     place = queue._plans.site.place
     step = place.step
 
-    def count(machine: Machine, name: str, what: Step) -> Reply:
+    def count(machine: StateMachine, name: str, what: Operation) -> Reply:
         nonlocal asked
         asked += threading.current_thread() is threading.main_thread()
         return step(machine, name, what)

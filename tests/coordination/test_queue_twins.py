@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.states.queue import MACHINE
+from headgate.coordination.states.queue import QUEUE
 from tests.support.servers import Server
 from tests.support.twins import Twins
 
@@ -21,8 +21,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("dequeue"), NOBODY, TIME, st.just(0), NOBODY),
     st.tuples(st.just("undo"), NOBODY, TIME, st.just(2 * SECOND), NOBODY),
     st.tuples(st.just("cancel"), IDS, TIME, st.just(0), ANYBODY),
-    st.tuples(st.just("look"), IDS, TIME, st.sampled_from([0, 2 * SECOND]), ANYBODY),
-    st.tuples(st.just("beat"), IDS, TIME, st.just(2 * SECOND), WAITERS),
+    st.tuples(st.just("status"), IDS, TIME, st.sampled_from([0, 2 * SECOND]), ANYBODY),
+    st.tuples(st.just("heartbeat"), IDS, TIME, st.just(2 * SECOND), WAITERS),
     st.tuples(st.just("size"), NOBODY, TIME, st.just(0), NOBODY),
     st.tuples(st.just("advance"), st.sampled_from([0.000001, 0.5, 1.9, 3.0])),
 )
@@ -33,7 +33,7 @@ def test_every_trace(redis_server: Server) -> None:
 
     @given(st.sampled_from([0, 3]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=40))
     def check(most: int, trace: list[tuple[tuple[Any, ...], int]]) -> None:
-        twins = Twins(MACHINE, redis_server)
+        twins = Twins(QUEUE, redis_server)
         line: list[str] = []
         ends: dict[str, list[int]] = {}
         waits: dict[str, str] = {}  # who, for which id
@@ -44,7 +44,7 @@ def test_every_trace(redis_server: Server) -> None:
                 twins.clock.advance(arguments[0])
                 continue
             id, timeout, beat, waiter = arguments
-            call = "" if op in ("look", "beat", "size") else f"{op}{serial}"
+            call = "" if op in ("status", "heartbeat", "size") else f"{op}{serial}"
             if op == "undo":
                 if taken is None:
                     continue
@@ -52,9 +52,9 @@ def test_every_trace(redis_server: Server) -> None:
             now = twins.clock.now()
             line = [each for each in line if min(ends[each]) > now]
             mine = not waiter or waits.get(id) == waiter
-            pair = (id, waiter, "f", "v") if op == "beat" else ()
+            pair = (id, waiter, "f", "v") if op == "heartbeat" else ()
             [answer, *_] = twins.step(op, call, id, timeout, most, beat, waiter, *pair, times=times)
-            if op == "beat" and "f" in line and waits.get("f") == "v":
+            if op == "heartbeat" and "f" in line and waits.get("f") == "v":
                 ends["f"][1] = now + beat
             if op == "enqueue" and id in line:
                 assert answer == line.index(id)
@@ -81,11 +81,11 @@ def test_every_trace(redis_server: Server) -> None:
                 assert answer == (mine and id in line)
                 line = [each for each in line if each != id or not mine]
                 out = out and taken is not None and (taken[1] != id or not mine)
-            elif op in ("look", "beat"):
+            elif op in ("status", "heartbeat"):
                 assert (answer == "waiting") == (mine and id in line)
                 if mine and id in line and beat:
                     ends[id][1] = now + beat
-                served = [id, "f"] if op == "beat" and waits.get("f") == "v" else [id]
+                served = [id, "f"] if op == "heartbeat" and waits.get("f") == "v" else [id]
                 told = told or (beat > 0 and taken is not None and taken[1] in served[0 if mine else 1 :] and out)
             if op == "enqueue" and answer >= 0 and beat:
                 waits[id] = waiter

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.coordination.machine import Machine, Step
 from headgate.coordination.memory import Memory
 from headgate.coordination.redis import Redis
+from headgate.coordination.states.machine import Operation, StateMachine
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.servers import Server
@@ -15,7 +15,7 @@ class Twins:
     """The same name of the same machine in memory and on *server*, on one clock."""
 
     def __init__(
-        self, machine: Machine, server: Server, name: str = "twins", url: str = "", timeout: float = 10
+        self, machine: StateMachine, server: Server, name: str = "twins", url: str = "", timeout: float = 10
     ) -> None:
         server.flush()
         self.clock = ManualClock()
@@ -31,8 +31,8 @@ class Twins:
         """Both answers, which are equal, however often it is asked."""
         answers = []
         for _ in range(times):
-            answers.append(self.memory.step(self.machine, self.name, Step(op, arguments)))
-            answers.append(self.ask(self.machine, self.name, Step(op, arguments)))
+            answers.append(self.memory.step(self.machine, self.name, Operation(op, arguments)))
+            answers.append(self.ask(self.machine, self.name, Operation(op, arguments)))
         for answer in answers[1:]:
             assert self.comparable(answer) == self.comparable(answers[0]), (op, arguments, answers)
         return answers[0]

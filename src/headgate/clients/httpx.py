@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
 from headgate._plan import arun, run
-from headgate.clients.members import Authorize, header
+from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import AsyncLeased, Leased

@@ -20,7 +20,7 @@ except ImportError as error:
     raise ImportError("headgate.clients.requests needs requests: pip install 'headgate[requests]'") from error
 
 from headgate._plan import run
-from headgate.clients.members import Authorize, header
+from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.leases import Leased

@@ -17,7 +17,7 @@ from random import Random
 from time import monotonic
 from typing import Any, NamedTuple
 
-from headgate.clients.members import Authorize, Origins
+from headgate.clients.authorize import Authorize, Origins
 from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.errors import PoolExhausted

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, is_async, seconds
+from headgate.coordination.feedback import ExceptionClassifier, Ignore
 from headgate.coordination.inside import Admission, Inside
-from headgate.coordination.machine import Step
-from headgate.coordination.outcome import Ignore, Outcomes
 from headgate.coordination.site import Plan, Site
-from headgate.coordination.states.breaker import MACHINE
+from headgate.coordination.states.breaker import BREAKER
+from headgate.coordination.states.machine import Operation
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores.base import Store
 
@@ -73,10 +73,10 @@ class Plans:
             round(seconds("window", window) * MICROSECONDS),
             count("min_calls", min_calls),
         )
-        self.site = Site(MACHINE, name, store, clock)
+        self.site = Site(BREAKER, name, store, clock)
         if on_change is not None and (not callable(on_change) or is_async(on_change)):
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
-        self._outcomes = Outcomes(name, ignore)
+        self._outcomes = ExceptionClassifier(name, ignore)
         self._on_change = on_change
         self.inside = Inside()
         self._alone = False  # since Redis did not answer
@@ -86,7 +86,7 @@ class Plans:
         try:
             reply, local = yield from self._ask("admit", id)
         except BaseException:  # cancelled: a probe that nobody will make
-            step = Step("report", (id, -1, "ignored", *self.rules))
+            step = Operation("report", (id, -1, "ignored", *self.rules))
             self.site.insist(step, self.site.clock.now() + self.lease, process)
             raise
         allowed, _, number, _, wait, *_ = reply
@@ -100,7 +100,7 @@ class Plans:
         if entry is None:
             raise RuntimeError(f"the circuit breaker {self.site.name!r} was left more often than entered")
         if entry.admission is not None:  # else it was recorded on the way
-            yield from self._report(entry.admission, self._outcomes.of(error))
+            yield from self._report(entry.admission, self._outcomes.outcome(error))
 
     def record(self, outcome: str) -> Plan[None]:
         entry = self.inside.entry()
@@ -110,7 +110,7 @@ class Plans:
         yield from self._report(admission or Admission(secrets.token_hex(8), -1, False), outcome)
 
     def look(self) -> Plan[str]:
-        reply, _ = yield from self._ask("look", "")
+        reply, _ = yield from self._ask("peek", "")
         return str(reply[1])
 
     def recover(self) -> Plan[bool]:
@@ -128,7 +128,7 @@ class Plans:
         try:
             yield from self._ask("report", admission.id, admission.number, outcome)
         except BaseException:
-            step = Step("report", (admission.id, admission.number, outcome, *self.rules))
+            step = Operation("report", (admission.id, admission.number, outcome, *self.rules))
             self.site.insist(step, self.site.clock.now() + self.lease, process)
             raise
 
@@ -137,11 +137,11 @@ class Plans:
         try:
             if self._alone:
                 # one that is read-only answers many steps, so it is asked for one that writes, and changes nothing
-                yield Step("report", (secrets.token_hex(8), -1, "ignored", *self.rules))
+                yield Operation("report", (secrets.token_hex(8), -1, "ignored", *self.rules))
                 self._alone = False
                 logger.warning("circuit breaker %r is with the others again", self.site.name)
                 self._locally("force", secrets.token_hex(8), -1, "")  # what was learned alone was about that time
-            reply = yield Step(op, (id, number, outcome, *self.rules))
+            reply = yield Operation(op, (id, number, outcome, *self.rules))
         except StoreUnavailable as error:
             if not self._alone:
                 logger.warning("circuit breaker %r goes on alone in this process: %s", self.site.name, error)
@@ -152,7 +152,7 @@ class Plans:
 
     def _locally(self, op: str, id: str, number: int, outcome: str) -> list[Any]:
         place = cast("Redis", self.site.place)  # memory always answers
-        return place.fallback.step(MACHINE, self.site.name, Step(op, (id, number, outcome, *self.rules)))
+        return place.fallback.step(BREAKER, self.site.name, Operation(op, (id, number, outcome, *self.rules)))
 
     def _tell(self, was: str, now: str) -> None:
         logger.warning("circuit breaker %r: %s, was %s", self.site.name, now, was)

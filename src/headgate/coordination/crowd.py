@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from headgate._lifecycle import in_each_child
 from headgate.clock import MICROSECONDS
 from headgate.coordination.loops import running_loop
-from headgate.coordination.machine import Reply, Step
 from headgate.coordination.place import Place, serves
 from headgate.coordination.site import RETRY, Site, Turn
+from headgate.coordination.states.machine import Operation, Reply
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
@@ -112,10 +112,11 @@ class Crowd:
 
     def _ask(self, some: list[Standing]) -> Reply:
         alive = round(ALIVE * MICROSECONDS) + self._took
-        step = Step("beat", ("", "", alive, 0, alive, "", *(part for each in some for part in (each.id, each.waiter))))
+        pairs = (part for each in some for part in (each.id, each.waiter))
+        step = Operation("heartbeat", ("", "", alive, 0, alive, "", *pairs))
         return self._site.step(step) if serves(self._site.place, tasks=False) else self._ask_in_loop(step)
 
-    def _ask_in_loop(self, step: Step) -> Reply:
+    def _ask_in_loop(self, step: Operation) -> Reply:
         loop = self._loop
         if loop is None or not loop.is_running() or loop is running_loop():
             raise StoreUnavailable("the event loop has ended, or would have to wait for itself")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from headgate._lifecycle import before_exit, in_each_child
 from headgate.coordination.loops import running_loop
-from headgate.coordination.machine import Step
 from headgate.coordination.place import serves
+from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _UNDER_WAY: set[Errand] = set()
 class Errand:
     """Run *step* until it was answered, or until that time."""
 
-    def __init__(self, site: Site, step: Step, until: int) -> None:
+    def __init__(self, site: Site, step: Operation, until: int) -> None:
         self._site = site
         self._step = step
         self._until = until

@@ -6,12 +6,18 @@ so that nobody's clock has to be right.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
+
+from headgate.coordination.arguments import is_async
+from headgate.errors import HeadgateError
+
+logger = logging.getLogger("headgate")
 
 TOO_MANY = 60.0  # seconds to leave a member alone that got a 429 which does not say how long
 LONGEST = 30 * 86_400.0  # seconds; who asks for more is taken for mad
@@ -69,7 +75,7 @@ def of_stranger(response: Any) -> Feedback:
     return Feedback(outcome, min(cooldown, STRANGERS))
 
 
-def learned(learn: Learn, response: Any) -> Feedback:
+def checked_feedback(learn: Learn, response: Any) -> Feedback:
     """What *learn* says, if it is feedback."""
     verdict = learn(response)
     if not isinstance(verdict, Feedback):
@@ -127,3 +133,43 @@ def _date(text: str | None) -> float | None:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):
         return None
+
+
+Ignore = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool]
+
+
+class ExceptionClassifier:
+    """*ignore*: exceptions that count for nothing, as types or a function that says so."""
+
+    def __init__(self, name: str, ignore: Ignore) -> None:
+        self._name = name
+        self._ignores: Callable[[BaseException], bool]
+        if isinstance(ignore, type | tuple):
+            kinds = ignore if isinstance(ignore, tuple) else (ignore,)
+            fits = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+            self._ignores = lambda error: isinstance(error, kinds)
+        else:
+            fits = callable(ignore) and not is_async(ignore)
+            self._ignores = ignore
+        if not fits:
+            what = "a type of exception, a tuple of such, or a function that says so"
+            raise ValueError(f"ignore must be {what}, got {ignore!r:.80}")
+
+    def outcome(self, error: BaseException | None) -> str:
+        """What *error* says: a success if it is None."""
+        if error is None:
+            return "success"
+        try:
+            return "ignored" if not is_failure(error) or self._ignores(error) else "failure"
+        except Exception:  # it must not hide the error of the call
+            logger.exception("ignore of the circuit breaker %r failed", self._name)
+            return "failure"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether *error* may be the fault of whoever was called.
+
+    A cancellation is not, nor what headgate raises itself: where a limiter, a pool or another breaker refuses, nobody
+    was asked.
+    """
+    return isinstance(error, Exception) and not isinstance(error, HeadgateError)

@@ -9,13 +9,12 @@ from typing import Any, Self
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.arguments import duration
-from headgate.coordination.feedback import Feedback, Learn, learned, of_response
-from headgate.coordination.machine import Step
+from headgate.coordination.feedback import Feedback, Learn, checked_feedback, is_failure, of_response
 from headgate.coordination.memory import Memory
-from headgate.coordination.outcome import blames
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import Plan, Site
-from headgate.coordination.states.pool import OPEN_END
+from headgate.coordination.states.machine import Operation
+from headgate.coordination.states.pool import UNANSWERED
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
@@ -64,7 +63,7 @@ class Leases:
         in_time = not self.is_lost(lease)
         lease.end()
         cooldown = round(outcome.cooldown * MICROSECONDS)
-        used = OPEN_END if lease.unanswered else 1
+        used = UNANSWERED if lease.unanswered else 1
         step = self.step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), used)
         try:
             [ours] = yield step
@@ -114,14 +113,14 @@ class Leases:
         """
         verdict = lease.feedback
         if verdict is None:
-            blamed = error is not None and blames(error) and not lease.excused
+            blamed = error is not None and is_failure(error) and not lease.excused
             verdict = Feedback("success" if error is None else "failure" if blamed else "")
         return (yield from self.settle(lease, verdict))
 
-    def step(self, op: str, id: str, *arguments: str | int) -> Step:
-        return Step(op, (id, *self.common, *arguments))
+    def step(self, op: str, id: str, *arguments: str | int) -> Operation:
+        return Operation(op, (id, *self.common, *arguments))
 
-    def insist(self, step: Step, process: int) -> None:
+    def insist(self, step: Operation, process: int) -> None:
         """Settle in the background: nobody waits for it."""
         self.site.insist(step, self.clock.now() + self.lease_us, process)
 
@@ -156,7 +155,7 @@ class Lent:
 
     def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
         """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
-        self._lease.feedback = verdict = learned(learn, response)
+        self._lease.feedback = verdict = checked_feedback(learn, response)
         self._lease.unanswered = False
         return verdict
 

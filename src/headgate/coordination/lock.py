@@ -24,11 +24,11 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.holds import Event, Hold, Holds
 from headgate.coordination.loops import running_task
-from headgate.coordination.machine import Step
 from headgate.coordination.memory import Memory
 from headgate.coordination.renewal import keep
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
-from headgate.coordination.states.lock import MACHINE
+from headgate.coordination.states.lock import LOCK
+from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout, StoreUnavailable
 from headgate.stores.base import Store
 
@@ -41,7 +41,7 @@ class Plans:
     def __init__(self, name: str, store: str | Store, ttl: float, max_hold: float | None, clock: Clock | None) -> None:
         self.ttl = held_for("ttl", ttl)
         self.max_hold = None if max_hold is None else seconds("max_hold", max_hold)
-        self.site = Site(MACHINE, name, store, clock)
+        self.site = Site(LOCK, name, store, clock)
         self.clock = self.site.clock
         self.ttl_ms = round(self.ttl * 1000)
         # what two clocks may differ by in a TTL, and what a busy machine needs to act on the loss
@@ -63,7 +63,7 @@ class Plans:
                     pause = self.site.place.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
                     sent = self.clock.now()
                     try:
-                        granted, fence, wait = yield Step("acquire", (owner, self.ttl_ms, self._unsure))
+                        granted, fence, wait = yield Operation("acquire", (owner, self.ttl_ms, self._unsure))
                     except StoreUnavailable as error:
                         problem, pause = error, RETRY
                     except BaseException:
@@ -99,7 +99,7 @@ class Plans:
         sent = self.clock.now()
         if hold.most is None or sent < hold.most:
             try:
-                [ours] = yield Step("renew", (hold.owner, self.ttl_ms))
+                [ours] = yield Operation("renew", (hold.owner, self.ttl_ms))
             except StoreUnavailable:
                 pass  # there is time for another try, or there is not
             else:
@@ -114,7 +114,7 @@ class Plans:
         ours = self.clock.now() < hold.until and not hold.lost.is_set()
         hold.end()
         try:
-            [released] = yield Step("release", (hold.owner, self.ttl_ms))
+            [released] = yield Operation("release", (hold.owner, self.ttl_ms))
         except StoreUnavailable:
             self._abandon(hold.owner, hold.process)
             return ours
@@ -154,7 +154,7 @@ class Plans:
         """Give back what may be ours, not a parent's. The next acquisition through this lock need not wait for it."""
         if process == os.getpid():
             self._unsure = owner
-            self.site.insist(Step("release", (owner, self.ttl_ms)), self._until(self.clock.now()), process)
+            self.site.insist(Operation("release", (owner, self.ttl_ms)), self._until(self.clock.now()), process)
 
 
 class Lock:

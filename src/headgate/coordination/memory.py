@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from headgate._lifecycle import renew_after_fork
 from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.coordination.machine import Machine, Reply, Step, wake
+from headgate.coordination.states.machine import Operation, Reply, StateMachine, wake_waiters
 from headgate.coordination.timers import Timers
 from headgate.stores.base import NO_PICKLE
 
@@ -38,15 +38,15 @@ class Memory:
     def __reduce__(self) -> NoReturn:
         raise TypeError(NO_PICKLE)
 
-    def step(self, machine: Machine, name: str, step: Step) -> Reply:
+    def step(self, machine: StateMachine, name: str, step: Operation) -> Reply:
         key = (machine.prefix, name)
         with self._lock:
             now = self.clock.now()
             if key not in self._states:
                 self._states[key] = machine.state()
-            reply: Reply = self._ask(key, step.op, now, *step.arguments)
+            reply: Reply = self._ask(key, step.name, now, *step.arguments)
             self._sweep(now)
-        wake(self.line, machine.keys(name)[0], step, reply)
+        wake_waiters(self.line, machine.keys(name)[0], step, reply)
         return reply
 
     def _ask(self, key: tuple[str, str], op: str, *arguments: Any) -> Any:
@@ -60,12 +60,12 @@ class Memory:
         """Look at two states, in turn, and forget those that say nothing any more: faster than a step can make new."""
         for _ in range(min(2, len(self._states))):
             key = next(iter(self._states))
-            if self._ask(key, "idle", now):
+            if self._ask(key, "is_expired", now):
                 del self._states[key]
             else:
                 self._states.move_to_end(key)
 
-    async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
+    async def astep(self, machine: StateMachine, name: str, step: Operation) -> Reply:
         return self.step(machine, name, step)
 
     def check(self, *, tasks: bool) -> None:

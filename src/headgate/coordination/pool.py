@@ -22,10 +22,9 @@ from typing import Any, TypedDict, TypeVar
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for
 from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
-from headgate.coordination.rules import Quotas, rules
+from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
-from headgate.coordination.states.pool import MACHINE
-from headgate.coordination.status import REASONS, PoolStatus, status
+from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
@@ -69,8 +68,8 @@ class Plans:
         clock: Clock | None,
     ) -> None:
         lease = held_for("lease", lease)
-        given = rules(slots, quota, failures, open_for, successes)
-        self.site = Site(MACHINE, name, store, clock)
+        given = encode_rules(slots, quota, failures, open_for, successes)
+        self.site = Site(POOL, name, store, clock)
         self.clock = self.site.clock
         common = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
         self.leases = Leases(self.site, lease, common)
@@ -114,13 +113,13 @@ class Plans:
                 raise
 
     def add(self, members: tuple[str, ...], restore: bool) -> Plan[None]:
-        yield self.leases.step("add" if restore else "join", "", *map(_check, members))
+        yield self.leases.step("add" if restore else "add_new", "", *map(_check, members))
 
     def retire(self, members: tuple[str, ...]) -> Plan[None]:
         yield self.leases.step("retire", "", *map(_check, members))
 
     def status(self) -> Plan[PoolStatus]:
-        return status((yield self.leases.step("status", "")))
+        return parse_status((yield self.leases.step("status", "")))
 
     def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
         """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
 from headgate.coordination.crowd import ALIVE, standing
-from headgate.coordination.machine import Step
 from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
-from headgate.coordination.states.queue import KEPT, MACHINE
+from headgate.coordination.states.machine import Operation
+from headgate.coordination.states.queue import QUEUE, REPLY_TTL
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
@@ -40,7 +40,7 @@ class Plans:
     ) -> None:
         self.timeout = seconds("timeout", timeout)
         self.most = 0 if max_length is None else count("max_length", max_length)
-        self.site = Site(MACHINE, name, store, clock)
+        self.site = Site(QUEUE, name, store, clock)
         self.clock = self.site.clock
 
     def enqueue(self, id: str, timeout: float | None) -> Plan[int]:
@@ -101,7 +101,7 @@ class Plans:
                         try:
                             state, pause = one.state, None
                             if state == "waiting":
-                                state, _ = yield self._step("look", id, alive=ALIVE, waiter=waiter)
+                                state, _ = yield self._step("status", id, alive=ALIVE, waiter=waiter)
                         except StoreUnavailable:
                             if left <= 0:
                                 raise
@@ -116,7 +116,7 @@ class Plans:
                 raise
             finally:
                 if stands:
-                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + KEPT, process)
+                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + REPLY_TTL, process)
 
     def _join(self, id: str, waiter: str, time: float, until: int | None) -> Plan[None]:
         """Stand in line, and keep the place of whoever stood there with that id before."""
@@ -136,7 +136,7 @@ class Plans:
         return bool(found)
 
     def position(self, id: str) -> Plan[int | None]:
-        state, place = yield self._step("look", check_key(id, "id"))
+        state, place = yield self._step("status", check_key(id, "id"))
         return place if state == "waiting" else None
 
     def size(self) -> Plan[int]:
@@ -147,16 +147,18 @@ class Plans:
         if place < 0:
             raise QueueFull(f"the queue {self.site.name!r} has {self.most} already")
 
-    def _step(self, op: str, id: str = "", timeout: float | None = None, alive: float = 0.0, waiter: str = "") -> Step:
-        call = "" if op in ("look", "size") else secrets.token_hex(8)
+    def _step(
+        self, op: str, id: str = "", timeout: float | None = None, alive: float = 0.0, waiter: str = ""
+    ) -> Operation:
+        call = "" if op in ("status", "size") else secrets.token_hex(8)
         time = round((timeout or self.timeout) * MICROSECONDS)
-        return Step(op, (call, id, time, self.most, round(alive * MICROSECONDS), waiter))
+        return Operation(op, (call, id, time, self.most, round(alive * MICROSECONDS), waiter))
 
-    def _undo(self, dequeue: Step, process: int) -> None:
+    def _undo(self, dequeue: Operation, process: int) -> None:
         """Nobody heard whom it took out: back to its place."""
         call, _, time, most, *_ = dequeue.arguments
-        step = Step("undo", (call, "", time, most, round(ALIVE * MICROSECONDS)))
-        self.site.insist(step, self.clock.now() + KEPT, process)
+        step = Operation("undo", (call, "", time, most, round(ALIVE * MICROSECONDS)))
+        self.site.insist(step, self.clock.now() + REPLY_TTL, process)
 
 
 class WaitQueue:

@@ -15,8 +15,15 @@ from redis.exceptions import RedisError, ResponseError
 from headgate._lifecycle import renew_after_fork
 from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.coordination.machine import LUA_START, Machine, Reply, Step, about, wake
 from headgate.coordination.memory import POLL, Memory
+from headgate.coordination.states.machine import (
+    LUA_PRELUDE,
+    Operation,
+    Reply,
+    StateMachine,
+    entry_channel,
+    wake_waiters,
+)
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
 from headgate.redis.lua import Eval, Lua
@@ -59,16 +66,16 @@ class Redis:
     def __reduce__(self) -> NoReturn:
         raise TypeError(NO_PICKLE)
 
-    def step(self, machine: Machine, name: str, step: Step) -> Reply:
+    def step(self, machine: StateMachine, name: str, step: Operation) -> Reply:
         script, call = self._call(machine, name, step)
         try:
             reply = _plain(self.store.threads().ask(script, call))
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        wake(self.line, call.key, step, reply)  # those in this process need not wait for the message
+        wake_waiters(self.line, call.key, step, reply)  # those in this process need not wait for the message
         return reply
 
-    async def astep(self, machine: Machine, name: str, step: Step) -> Reply:
+    async def astep(self, machine: StateMachine, name: str, step: Operation) -> Reply:
         script, call = self._call(machine, name, step)
         if (loop := asyncio.get_running_loop()) not in self._guards:
             await self._guard(loop)
@@ -76,7 +83,7 @@ class Redis:
             reply = _plain(await self.store.loop().ask(script, call))
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        wake(self.line, call.key, step, reply)
+        wake_waiters(self.line, call.key, step, reply)
         return reply
 
     def listen(self, channel: str) -> None:
@@ -103,12 +110,12 @@ class Redis:
             await self.store.aclose()
 
     def _heard(self, channel: str, who: str) -> None:
-        self.line.wake(about(channel, who))
+        self.line.wake(entry_channel(channel, who))
 
-    def _call(self, machine: Machine, name: str, step: Step) -> tuple[Lua, Eval]:
+    def _call(self, machine: StateMachine, name: str, step: Operation) -> tuple[Lua, Eval]:
         script = _script(machine)
         now = self.store.clock.now() if self.store.clock else ""
-        return script, script.with_keys(machine.keys(name), step.op, now, *step.arguments)
+        return script, script.with_keys(machine.keys(name), step.name, now, *step.arguments)
 
     async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close this loop's connections when it ends: nobody has to remember it.
@@ -128,8 +135,8 @@ class Redis:
 
 
 @cache
-def _script(machine: Machine) -> Lua:
-    return Lua(LUA_START + machine.lua, repeatable=True)
+def _script(machine: StateMachine) -> Lua:
+    return Lua(LUA_PRELUDE + machine.lua, repeatable=True)
 
 
 def _plain(reply: Any) -> Reply:

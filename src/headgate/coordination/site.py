@@ -1,4 +1,4 @@
-"""What a tool does, run: plans that yield a `Step`, or a `Pause` until somebody wakes the caller or the time is over.
+"""What a tool does, run: plans that yield an `Operation`, or a `Pause` until the caller is woken or the time is over.
 
 A `Site` runs plans (see `headgate._plan`), for threads and for asyncio. Whoever waits stands in a line, of which only
 the first asks; so any number of callers who wait for the same thing cost a process one question at a time.
@@ -17,8 +17,8 @@ from headgate._waiters import SignalSafeEvent
 from headgate._waiters import Waiter as Spot  # our own places are where states are
 from headgate.clock import Clock
 from headgate.coordination.errand import Errand
-from headgate.coordination.machine import Machine, Reply, Step, about
 from headgate.coordination.place import place_of
+from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
@@ -33,7 +33,7 @@ class Pause(NamedTuple):
     seconds: float | None
 
 
-Plan = Generator[Step | Pause, Any, R]
+Plan = Generator[Operation | Pause, Any, R]
 
 
 def shorter(pause: float | None, left: float | None) -> Pause:
@@ -51,7 +51,7 @@ class Turn:
         self, site: Site, who: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None
     ) -> None:
         self._site = site
-        self._spot = Spot(about(site.channel, who), wake, runs)
+        self._spot = Spot(entry_channel(site.channel, who), wake, runs)
 
     def __enter__(self) -> Turn:
         self._joined = True
@@ -92,7 +92,7 @@ class Turn:
 class Site:
     """One name of one machine at one place: runs the plans of a tool."""
 
-    def __init__(self, machine: Machine, name: str, store: str | Store, clock: Clock | None) -> None:
+    def __init__(self, machine: StateMachine, name: str, store: str | Store, clock: Clock | None) -> None:
         self.machine = machine
         self.name = check_key(name, "name")
         self.place = place_of(store, clock)
@@ -103,18 +103,18 @@ class Site:
     def __repr__(self) -> str:
         return f"{self.name!r} at {self.place.shown}"
 
-    def step(self, step: Step) -> Reply:
+    def step(self, step: Operation) -> Reply:
         return self.place.step(self.machine, self.name, step)
 
-    async def astep(self, step: Step) -> Reply:
+    async def astep(self, step: Operation) -> Reply:
         return await self.place.astep(self.machine, self.name, step)
 
     def run(self, plan: Callable[[Turn], Plan[R]], who: str = "") -> R:
         """Run a plan in this thread; it is woken by what happens at this site, or only by what happens to *who*."""
         wake = SignalSafeEvent()
 
-        def answer(request: Step | Pause) -> Reply | None:
-            if isinstance(request, Step):
+        def answer(request: Operation | Pause) -> Reply | None:
+            if isinstance(request, Operation):
                 wake.clear()  # what happens from here on is news
                 return self.step(request)
             self.clock.wait(wake, request.seconds)
@@ -127,8 +127,8 @@ class Site:
         """Run a plan in this task."""
         wake = asyncio.Event()
 
-        async def answer(request: Step | Pause) -> Reply | None:
-            if isinstance(request, Step):
+        async def answer(request: Operation | Pause) -> Reply | None:
+            if isinstance(request, Operation):
                 wake.clear()
                 return await self.astep(request)
             await self.clock.wait_async(wake, request.seconds)
@@ -138,7 +138,7 @@ class Site:
         loop = asyncio.get_running_loop()
         return await arun(plan(Turn(self, who, partial(_set, loop, wake), loop.is_running)), answer)
 
-    def insist(self, step: Step, until: int, process: int) -> None:
+    def insist(self, step: Operation, until: int, process: int) -> None:
         """Run *step* in the background until it was answered, or until that time: nobody waits for it.
 
         process  where there is something to undo: what its parent does does not end when a child forgets its copy

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machine import Machine, forget
+from headgate.coordination.states.machine import StateMachine, drop_expired
 
 SLICES = 10  # of a window of failure rates
 SEEN = 30 * MICROSECONDS  # how long a report is remembered, so that it counts once however often it is sent
@@ -179,7 +179,7 @@ class BreakerState:
                 self.failed = 0
                 self._save(now, open_for)
             return self._answer(me, 0, 0, 0)
-        forget(self.seen, now)
+        drop_expired(self.seen, now)
         if id in self.seen:
             return self._answer(me, 0, 0, 0)
         self.seen[id] = now + SEEN
@@ -215,10 +215,10 @@ class BreakerState:
             self._save(now, rules[1])
         return self._seen(me, now, rules[1])
 
-    def look(self, now: int, id: str, gen: int, outcome: str, *rules: int) -> list[Any]:
-        return self._seen(self._begin("look" + id, now), now, rules[1])
+    def peek(self, now: int, id: str, gen: int, outcome: str, *rules: int) -> list[Any]:
+        return self._seen(self._begin("peek" + id, now), now, rules[1])
 
-    def idle(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         return now >= max(self.until, self.counted, *self.probes.values())
 
     def _begin(self, me: str, now: int) -> str:
@@ -259,4 +259,4 @@ class BreakerState:
         return [allowed, self.state, self.number, probe, wait, was, self.failed, self.succeeded]
 
 
-MACHINE = Machine("circuit_breaker", ("", ":probes", ":seen", ":window"), LUA, BreakerState)
+BREAKER = StateMachine("circuit_breaker", ("", ":probes", ":seen", ":window"), LUA, BreakerState)

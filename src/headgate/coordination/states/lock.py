@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machine import Machine, forget
+from headgate.coordination.states.machine import StateMachine, drop_expired
 
 FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
 GONE = 600 * MICROSECONDS  # how long it is remembered who released it, or will never have it
@@ -94,16 +94,16 @@ class LockState:
             self.holder = ""
         return [int(ours)]
 
-    def idle(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         self._expire(now)
         return not (self.holder or self.gone) and now > self.last  # the next fence is at least the time
 
     def _expire(self, now: int) -> None:
         if now >= self.until:
             self.holder = ""
-        forget(self.gone, now)
+        drop_expired(self.gone, now)
         if now >= self.last_until:
             self.last = 0
 
 
-MACHINE = Machine("lock", ("", ":fence", ":gone"), LUA, LockState)
+LOCK = StateMachine("lock", ("", ":fence", ":gone"), LUA, LockState)

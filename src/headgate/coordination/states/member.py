@@ -125,7 +125,7 @@ end
 """
 
 
-class Rules:
+class PoolRules:
     """The rules of a pool, and what a call takes besides."""
 
     def __init__(self, rules: str, lease: int, patience: int, rest: tuple[Any, ...]) -> None:
@@ -134,7 +134,7 @@ class Rules:
         self.lease, self.patience, self.rest = lease, patience, rest
 
 
-class Record:
+class MemberRecord:
     """The same in Python: a member."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Record:
         if newer > 0 and (newer >= most or max(self.log[:CHUNK]) + longest + APART <= now):
             del self.log[:CHUNK]
 
-    def ready_time(self, now: int, rules: Rules) -> tuple[int | None, str]:
+    def ready_time(self, now: int, rules: PoolRules) -> tuple[int | None, str]:
         places = rules.slots
         if self.breaker == HALF_OPEN:
             places = max(min(places, rules.successes - self.succeeded), 1)
@@ -173,12 +173,12 @@ class Record:
                 at, why = time, reason
         return at, why
 
-    def change(self, breaker: int, now: int, rules: Rules) -> None:
+    def change(self, breaker: int, now: int, rules: PoolRules) -> None:
         self.breaker, self.number, self.failed, self.succeeded = breaker, self.number + 1, 0, 0
         if breaker == OPEN:
             self.open = now + rules.open_for
 
-    def judge(self, number: int, outcome: str, now: int, rules: Rules) -> None:
+    def judge(self, number: int, outcome: str, now: int, rules: PoolRules) -> None:
         if rules.failures > 0 and number == self.number:
             if outcome == "failure":
                 self.failed += 1

@@ -22,11 +22,11 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machine import Machine, forget
-from headgate.coordination.states.member import HALF_OPEN, OPEN, PLAIN, Record, Rules
+from headgate.coordination.states.machine import StateMachine, drop_expired
+from headgate.coordination.states.member import HALF_OPEN, OPEN, PLAIN, MemberRecord, PoolRules
 from headgate.coordination.states.member import LUA as MEMBER
 
-OPEN_END = 2  # a use that the other side may still count, at any time until the lease would have ended
+UNANSWERED = 2  # a use that the other side may still count, at any time until the lease would have ended
 REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
 IDLE = 3_600_000  # milliseconds that what no member needs is kept for
 DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
@@ -42,7 +42,7 @@ local ready, members, leases, holders, done, waiting, alive, order, rules, log =
 local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
 local before = redis.call('GET', rules)
 local given = ARGV[6] ~= '' and ARGV[6]
-local states = given and (op == 'add' or op == 'join' or not before and redis.call('HLEN', members) > 0)
+local states = given and (op == 'add' or op == 'add_new' or not before and redis.call('HLEN', members) > 0)
 local current = states and given or before or given or '{PLAIN}'
 {MEMBER}
 local last = tonumber(redis.call('GET', order) or 0)
@@ -72,7 +72,7 @@ local function settle(lease_id, holder, outcome, cooldown, retire, used)
   local record = load(member)
   if not record then return end
   record.used = record.used - 1
-  if used > 0 then note(member, record, used == {OPEN_END} and math.max(now, lease_end or 0) or now) end
+  if used > 0 then note(member, record, used == {UNANSWERED} and math.max(now, lease_end or 0) or now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
   judge(record, tonumber(number), outcome)
@@ -198,7 +198,7 @@ if op == 'renew' then
   return {{1}}
 end
 
-if op == 'add' or op == 'join' then
+if op == 'add' or op == 'add_new' then
   for i = rest, #ARGV do
     local record = load(ARGV[i])
     if not record then
@@ -243,7 +243,7 @@ class PoolState:
 
     def __init__(self) -> None:
         self.ready: dict[str, int] = {}
-        self.members: dict[str, Record] = {}
+        self.members: dict[str, MemberRecord] = {}
         self.leases: dict[str, int] = {}
         self.holders: dict[str, tuple[int, str]] = {}
         self.done: dict[str, int] = {}
@@ -286,7 +286,7 @@ class PoolState:
         outcome, cooldown, retire, used = rules.rest
         self.waiting.pop(id, None)
         self.alive.pop(id, None)
-        forget(self.done, now)
+        drop_expired(self.done, now)
         if id in self.done:
             return [1]
         held = id in self.holders
@@ -305,7 +305,7 @@ class PoolState:
     def add(self, now: int, id: str, *arguments: Any) -> list[Any]:
         return self._add(now, arguments, restore=True)
 
-    def join(self, now: int, id: str, *arguments: Any) -> list[Any]:
+    def add_new(self, now: int, id: str, *arguments: Any) -> list[Any]:
         return self._add(now, arguments, restore=False)
 
     def _add(self, now: int, arguments: tuple[Any, ...], restore: bool) -> list[Any]:
@@ -313,7 +313,7 @@ class PoolState:
         for member in rules.rest:
             record = self.members.get(member)
             if record is None:
-                self._save(member, Record(), now, rules)
+                self._save(member, MemberRecord(), now, rules)
             elif restore and record.retired:
                 record.retired = 0
                 self._save(member, record, now, rules)
@@ -337,15 +337,15 @@ class PoolState:
             answer += [member, why, record.used, wait, record.breaker, record.failed]
         return answer
 
-    def idle(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         return not self.members and not self.waiting
 
-    def _begin(self, now: int, arguments: tuple[Any, ...], adds: bool = False) -> Rules:
+    def _begin(self, now: int, arguments: tuple[Any, ...], adds: bool = False) -> PoolRules:
         lease, patience, given, *rest = arguments
         before = self.rules
         if given and (adds or (not before and self.members)):
             self.rules = given
-        rules = Rules(self.rules or given or PLAIN, lease, patience, tuple(rest))
+        rules = PoolRules(self.rules or given or PLAIN, lease, patience, tuple(rest))
         if self.rules:
             self.most = max([self.most, *(limit for limit, _ in rules.quotas)])
             self.longest = max([self.longest, *(window for _, window in rules.quotas)])
@@ -365,7 +365,7 @@ class PoolState:
                     self.ready[member] = self._tick(now)
         return rules
 
-    def _save(self, member: str, record: Record, now: int, rules: Rules) -> None:
+    def _save(self, member: str, record: MemberRecord, now: int, rules: PoolRules) -> None:
         self.members[member] = record
         self.ready.pop(member, None)
         at, why = record.ready_time(now, rules)
@@ -376,13 +376,13 @@ class PoolState:
         self.last = max(now, self.last + 1)
         return self.last
 
-    def _settle(self, id: str, outcome: str, cooldown: int, retire: int, used: int, now: int, rules: Rules) -> None:
+    def _settle(self, id: str, outcome: str, cooldown: int, retire: int, used: int, now: int, rules: PoolRules) -> None:
         number, member = self.holders.pop(id)
         lease_end = self.leases.pop(id)
         record = self.members[member]
         record.used -= 1
         if used:
-            record.note(max(now, lease_end) if used == OPEN_END else now, self.most, self.longest, now)
+            record.note(max(now, lease_end) if used == UNANSWERED else now, self.most, self.longest, now)
         record.cool = max(record.cool, now + cooldown)
         if retire == 1:
             record.retired = 1
@@ -398,4 +398,4 @@ def _due(times: dict[str, int], now: int) -> list[str]:
 
 
 SUFFIXES = ("", ":members", ":leases", ":holders", ":done", ":waiting", ":alive", ":order", ":rules", ":log")
-MACHINE = Machine("pool", SUFFIXES, LUA, PoolState)
+POOL = StateMachine("pool", SUFFIXES, LUA, PoolState)

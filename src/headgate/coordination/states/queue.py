@@ -6,9 +6,9 @@ from bisect import bisect_left, insort
 from typing import Any
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.machine import Machine, forget
+from headgate.coordination.states.machine import StateMachine, drop_expired
 
-KEPT = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
+REPLY_TTL = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
 
 NEVER = 2**53
 UNDONE = (0, 0, None, 0, "")
@@ -63,7 +63,7 @@ end
 local function forget_served(each) redis.call('ZREM', served, each, '\\n' .. each) end
 
 local function keep(microseconds)
-  local most = math.ceil((microseconds + {KEPT}) / 1000)
+  local most = math.ceil((microseconds + {REPLY_TTL}) / 1000)
   for _, key in ipairs(KEYS) do
     if redis.call('PTTL', key) < most then redis.call('PEXPIRE', key, most) end
   end
@@ -71,7 +71,7 @@ end
 
 local function remember(answer)
   redis.call('HSET', answers, call, answer)
-  redis.call('ZADD', called, whole(now + {KEPT}), call)
+  redis.call('ZADD', called, whole(now + {REPLY_TTL}), call)
   keep(timeout)
 end
 
@@ -108,7 +108,7 @@ if op == 'dequeue' then
   if #first == 0 then return {{''}} end
   local heard = redis.call('ZSCORE', alive, first[1])
   local until_when = redis.call('ZSCORE', deadlines, first[1])
-  local mark = whole(tick() + {KEPT})
+  local mark = whole(tick() + {REPLY_TTL})
   remember(table.concat({{whole(first[2]), whole(until_when), heard and whole(heard) or '', mark, first[1]}}, ':'))
   take_out(first[1])
   redis.call('ZADD', served, mark, first[1])
@@ -148,7 +148,7 @@ if op == 'cancel' then
   return {{found}}
 end
 
-local function look(each, who)
+local function status(each, who)
   if not is_mine(each, who) then return 'gone' end
   if redis.call('ZSCORE', line, each) then
     if beat > 0 then redis.call('ZADD', alive, whole(now + beat), each) end
@@ -159,11 +159,11 @@ local function look(each, who)
   return mark and 'served' or 'gone'
 end
 
-if op == 'look' then return {{look(id, waiter), redis.call('ZRANK', line, id) or 0}} end
+if op == 'status' then return {{status(id, waiter), redis.call('ZRANK', line, id) or 0}} end
 
-if op == 'beat' then
+if op == 'heartbeat' then
   local states = {{}}
-  for i = 9, #ARGV, 2 do table.insert(states, look(ARGV[i], ARGV[i + 1])) end
+  for i = 9, #ARGV, 2 do table.insert(states, status(ARGV[i], ARGV[i + 1])) end
   return states
 end
 
@@ -217,7 +217,7 @@ class QueueState:
         if not self.line:
             return [""]
         first = self.who[self.places[0]]
-        mark = self._tick(now) + KEPT
+        mark = self._tick(now) + REPLY_TTL
         answer = (self.line[first], self.deadlines[first], self.alive.get(first), mark, first)
         self._remember(now, call, answer)
         self._take_out(first)
@@ -250,21 +250,21 @@ class QueueState:
         self._remember(now, call, found)
         return [found]
 
-    def look(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def status(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
-        return [self._look(now, id, waiter, beat), self._place(id) if id in self.line else 0]
+        return [self._status(now, id, waiter, beat), self._place(id) if id in self.line else 0]
 
-    def beat(
+    def heartbeat(
         self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str, *pairs: str
     ) -> list[Any]:
         self._begin(now)
-        return [self._look(now, *pair, beat) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+        return [self._status(now, *pair, beat) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
 
     def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
         self._begin(now)
         return [len(self.line)]
 
-    def idle(self, now: int) -> bool:
+    def is_expired(self, now: int) -> bool:
         self._begin(now)
         return not (self.line or self.called or self.served)
 
@@ -274,13 +274,13 @@ class QueueState:
                 for each in [each for each, until in times.items() if until <= now]:
                     self._remove(each)
             self.due = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
-        for each in forget(self.served, now):
+        for each in drop_expired(self.served, now):
             self.told.discard(each)
             self.waiters.pop(each, None)
-        for each in forget(self.called, now):
+        for each in drop_expired(self.called, now):
             del self.answers[each]
 
-    def _look(self, now: int, id: str, waiter: str, beat: int) -> str:
+    def _status(self, now: int, id: str, waiter: str, beat: int) -> str:
         if not self._is_mine(id, waiter):
             return "gone"
         if id in self.line:
@@ -324,8 +324,8 @@ class QueueState:
     def _remember(self, now: int, call: str, answer: Any) -> None:
         self.answers[call] = answer
         self.called.pop(call, None)
-        self.called[call] = now + KEPT
+        self.called[call] = now + REPLY_TTL
 
 
 SUFFIXES = ("", ":deadlines", ":alive", ":served", ":answers", ":calls", ":order", ":waiters")
-MACHINE = Machine("token_queue", SUFFIXES, LUA, QueueState)
+QUEUE = StateMachine("token_queue", SUFFIXES, LUA, QueueState)

@@ -16,7 +16,7 @@ from headgate.keys import hash_tag
 Reply = list[Any]  # of int and str
 
 # What every script starts with: the operation, and the time in microseconds ('' for the server's).
-LUA_START = """
+LUA_PRELUDE = """
 local op, now = ARGV[1], tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
@@ -27,7 +27,7 @@ local function whole(number) return string.format('%.0f', number) end
 
 
 @dataclass(frozen=True)
-class Machine:
+class StateMachine:
     """A tool's operations, twice: *lua* for Redis, *state* for memory, whose methods are the operations."""
 
     prefix: str
@@ -40,7 +40,7 @@ class Machine:
         return [tag + suffix for suffix in self.suffixes]
 
 
-def forget(times: dict[str, int], now: int) -> list[str]:
+def drop_expired(times: dict[str, int], now: int) -> list[str]:
     """Drop those whose time has come, and say who they were. All live equally long, so the oldest are the first."""
     gone = []
     for each, until in times.items():
@@ -52,27 +52,27 @@ def forget(times: dict[str, int], now: int) -> list[str]:
     return gone
 
 
-class Step(NamedTuple):
+class Operation(NamedTuple):
     """Run this operation; the answer is its reply."""
 
-    op: str
+    name: str
     arguments: tuple[str | int, ...]
 
 
 # Operations that may let somebody else go on.
-WAKING = frozenset({"release", "settle", "add", "join", "enqueue", "undo"})
+WAKING = frozenset({"release", "settle", "add", "add_new", "enqueue", "undo"})
 
 
-def wake(line: WaiterQueue, channel: str, step: Step, reply: Reply) -> None:
+def wake_waiters(line: WaiterQueue, channel: str, step: Operation, reply: Reply) -> None:
     """Wake whoever in this process can go on, now that *step* was answered."""
-    if step.op in WAKING:
+    if step.name in WAKING:
         line.wake(channel)
-    elif step.op == "cancel":
-        line.wake(about(channel, str(step.arguments[1])))
-    elif step.op == "dequeue" and reply[0]:  # else there is nobody to tell: whoever waits for one would wake itself
-        line.wake(about(channel, str(reply[0])))
+    elif step.name == "cancel":
+        line.wake(entry_channel(channel, str(step.arguments[1])))
+    elif step.name == "dequeue" and reply[0]:  # else there is nobody to tell: whoever waits for one would wake itself
+        line.wake(entry_channel(channel, str(reply[0])))
 
 
-def about(channel: str, who: str) -> str:
+def entry_channel(channel: str, who: str) -> str:
     """The line of those who wait to hear of *who*, and not of the channel as a whole."""
     return f"{channel}\n{who}" if who else channel  # no name has a line feed

@@ -1,0 +1,84 @@
+"""What a caller says about the members of a pool (their rules), and what the pool says about them (their status)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headgate.clock import MICROSECONDS
+from headgate.coordination.arguments import count, seconds
+from headgate.coordination.states.machine import Reply
+from headgate.errors import InvalidQuota
+from headgate.quota import Quota
+
+Quotas = str | Quota | Sequence[str | Quota] | None
+
+
+def encode_rules(
+    slots: int | None, quota: Quotas, failures: int | None, open_for: float | None, successes: int | None
+) -> str:
+    """Nothing if none is given: then those that the pool has count. Who gives one gives all."""
+    if all(rule is None for rule in (slots, quota, failures, open_for, successes)):
+        return ""
+    numbers = [
+        count("slots", 1 if slots is None else slots),
+        0 if failures is None else count("failures", failures),
+        round(seconds("open_for", 600.0 if open_for is None else open_for) * MICROSECONDS),
+        count("successes", 3 if successes is None else successes),
+        *(number for each in _quotas(quota) for number in (each.limit, each.period_us)),
+    ]
+    return ",".join(map(str, numbers))
+
+
+def _quotas(quota: Quotas) -> list[Quota]:
+    if quota is None:
+        return []
+    listed = [quota] if isinstance(quota, str | Quota) else quota
+    if not isinstance(listed, Sequence) or not all(isinstance(each, str | Quota) for each in listed):
+        raise InvalidQuota(f"quota must be such as '80/10 minutes', or a list of such, got {quota!r:.80}")
+    quotas = [each if isinstance(each, Quota) else Quota.parse(each) for each in listed]
+    for each in quotas:
+        if each.burst is not None:
+            raise InvalidQuota(f"the quota of a pool's member is counted exactly, so it has no burst: {each}")
+    return quotas
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """How a member is: ready, leased, cooling, limited, open or retired; and when it may be had, in seconds."""
+
+    state: str
+    in_use: int
+    ready_in: float | None  # None: when somebody brings it back
+    breaker: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How many members are in which state, how many processes wait, and every member by name."""
+
+    ready: int
+    leased: int
+    cooling: int
+    limited: int
+    open: int
+    retired: int
+    waiting: int
+    members: dict[str, MemberStatus] = field(repr=False)  # names that may be secrets
+
+
+_BREAKERS = ("CLOSED", "OPEN", "HALF_OPEN")
+REASONS = ("leased", "cooling", "limited", "open", "retired")
+
+
+def parse_status(reply: Reply) -> PoolStatus:
+    """The status that a pool answered with."""
+    waiting, *rows = reply
+    members = {
+        member: MemberStatus(why, used, None if wait < 0 else wait / MICROSECONDS, _BREAKERS[breaker], failed)
+        for member, why, used, wait, breaker, failed in zip(*(rows[i::6] for i in range(6)), strict=True)
+    }
+    states = [member.state for member in members.values()]
+    ready, leased, cooling, limited, opened, retired = (states.count(state) for state in ("ready", *REASONS))
+    return PoolStatus(ready, leased, cooling, limited, opened, retired, waiting, members)
