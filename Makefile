@@ -16,6 +16,7 @@ SERVE_FLAGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TOOLS := .venv/.tools
+CHECK_TOOLS := .venv/.check-tools
 RUNNABLE := .venv/.runnable
 PURE := build/pure/.built
 COMPILED := build/compiled/.built
@@ -38,12 +39,19 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
-.PHONY: help serve test test-pure test-compiled soak mutants lint format types bench docs-plots clean
+.PHONY: help check serve test test-pure test-compiled soak mutants lint format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
-help: ## say what there is (the default)
+help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Servers are forbidden, even where there are some: a test without its mark fails here on every machine.
+check: lint types ## the fast lane: lint, types, and every test that needs no server; under a minute
+	@echo "== tests that need no server"
+	@HEADGATE_TEST_SERVERS=0 HEADGATE_EXPECT_COMPILED=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow" \
+		--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS)
 
 serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
 	@exec $(BIN)/headgate serve $(SERVE_FLAGS)
@@ -56,7 +64,7 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 ONCE := $(foreach part,faults service coordination hybrid/test_processes.py hybrid/test_topologies.py test_examples.py,\
 	--ignore=tests/$(part))
 
-test: lint types $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
+test: lint types $(TOOLS) $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
 	@rm -rf build/results
 	@$(BIN)/python -m tests.service.deploy.tools # a browser, nginx, Prometheus: real ones, where they can be had
 	@status=0; \
@@ -83,16 +91,16 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
 	@$(BIN)/python -m tests.hybrid.mutants
 
-lint: $(TOOLS) ## ruff: rules and format
+lint: $(CHECK_TOOLS) ## ruff: rules and format
 	@echo "== lint"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-format: $(TOOLS) ## let ruff put the format right, and what else it can
+format: $(CHECK_TOOLS) ## let ruff put the format right, and what else it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: $(TOOLS) ## mypy, strict
+types: $(CHECK_TOOLS) ## mypy, strict
 	@echo "== types"
 	@$(BIN)/mypy $(TYPED)
 
@@ -117,6 +125,13 @@ $(BIN)/python:
 $(TOOLS): $(RECIPE) | $(BIN)/python
 	@echo "== tools for tests, lint, build and benchmark"
 	@$(PIP) install --upgrade --group dev
+	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
+	@touch $@ $(CHECK_TOOLS) $(RUNNABLE)
+
+# The same without the servers.
+$(CHECK_TOOLS): $(RECIPE) | $(BIN)/python
+	@echo "== tools for lint, types and tests without servers"
+	@$(PIP) install --upgrade --group check
 	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
 	@touch $@ $(RUNNABLE)
 

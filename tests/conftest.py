@@ -1,30 +1,73 @@
 """Servers, places to keep state, and a bound on every test's time."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from types import FrameType
+from typing import Any, get_args, get_type_hints
 
 import hypothesis
 import pytest
 
 from headgate.testing import ManualClock
+from tests.service.browser.chromium import Chromium
+from tests.support.clusters import Cluster, Sentinels
 from tests.support.places import Place
-from tests.support.servers import KINDS, Server, quiet_port
+from tests.support.servers import KINDS, Server, Servers, quiet_port
+from tests.support.service import Service
 
 pytest.register_assert_rewrite("tests.support.scenario")
 
-# The same examples on every run, so that a red build is always about the change.
+# The same examples on every run, so that a red build is always about the change: `quick` is what `make check` runs.
 # `pytest --hypothesis-profile=explore` looks further.
+hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, database=None, max_examples=8)
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.register_profile("explore", deadline=None, database=None, max_examples=1_000, print_blob=True)
 hypothesis.settings.load_profile("steady")
 
 DEFAULT_BOUND = 120  # seconds; against hanging only
 
+STARTED = (Server, Sentinels, Cluster, Service, Chromium)  # what a fixture gives that starts processes which serve
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
     config.addinivalue_line("markers", "impatient: with time-outs of Redis that a test can wait for")
+    config.addinivalue_line("markers", "server: starts a server; set by itself for tests that use a server's fixture")
+    config.addinivalue_line("markers", "slow: needs no server, but more than two seconds; `make check` leaves it out")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a server: by the types that their fixtures give, and by the rows of their tables.
+
+    A test that starts a server in its body, or another program, is marked by hand. `make check` forbids servers, so a
+    mark that was forgotten fails there, on every machine.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and (_has_server_row(item) or _has_server_fixture(item)):
+            item.add_marker("server")
+
+
+def _has_server_row(item: pytest.Function) -> bool:
+    rows = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return any(type(row) is str and row in KINDS for row in rows)
+
+
+def _has_server_fixture(item: pytest.Function) -> bool:
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(_starts_server(overriding[-1].func) for overriding in fixtures)
+
+
+@cache
+def _starts_server(fixture: Callable[..., Any]) -> bool:
+    ours = fixture.__module__.startswith("tests.")
+    return ours and _mentions_server(get_type_hints(fixture)["return"])
+
+
+def _mentions_server(kind: Any) -> bool:
+    """Whether this type is one of STARTED, or made of one, as Iterator[Server] is."""
+    return (isinstance(kind, type) and issubclass(kind, STARTED)) or any(map(_mentions_server, get_args(kind)))
 
 
 @pytest.fixture(autouse=True)
@@ -53,25 +96,17 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, Server]]:
-    """Start servers as they are asked for, one of a kind in each worker, and stop them in the end."""
-    started: dict[str, Server] = {}
-    yield started
-    for server in started.values():
-        server.stop()
-
-
-def _empty(servers: dict[str, Server], kind: str) -> Server:
-    if kind not in servers:
-        servers[kind] = Server(kind)
-    servers[kind].flush()
-    return servers[kind]
+def servers() -> Iterator[Servers]:
+    """Start servers as tests ask for them, one of a kind in each worker, and stop them in the end."""
+    servers = Servers()
+    yield servers
+    servers.stop()
 
 
 @pytest.fixture
-def redis_server(servers: dict[str, Server]) -> Server:
+def redis_server(servers: Servers) -> Server:
     """The default server, empty."""
-    return _empty(servers, KINDS[0])
+    return servers.empty()
 
 
 @pytest.fixture
@@ -80,9 +115,9 @@ def redis_url(redis_server: Server) -> str:
 
 
 @pytest.fixture(params=KINDS)
-def any_redis_server(request: pytest.FixtureRequest, servers: dict[str, Server]) -> Server:
+def any_redis_server(request: pytest.FixtureRequest, servers: Servers) -> Server:
     """Every kind of server in turn, empty."""
-    return _empty(servers, request.param)
+    return servers.empty(request.param)
 
 
 @pytest.fixture
@@ -104,14 +139,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=["memory", KINDS[0]])
-def place(request: pytest.FixtureRequest, servers: dict[str, Server]) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Place]:
     """Memory, then the default Redis."""
-    with Place(None if request.param == "memory" else _empty(servers, request.param)) as place:
+    with Place(None if request.param == "memory" else servers.empty(request.param)) as place:
         yield place
 
 
 @pytest.fixture(params=["memory", *KINDS])
-def every_place(request: pytest.FixtureRequest, servers: dict[str, Server]) -> Iterator[Place]:
+def every_place(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Place]:
     """Memory, then every kind of server."""
-    with Place(None if request.param == "memory" else _empty(servers, request.param)) as place:
+    with Place(None if request.param == "memory" else servers.empty(request.param)) as place:
         yield place

@@ -6,20 +6,17 @@ import pytest
 
 from headgate.stores.redis import RedisStore
 from tests.faults.conftest import _cluster, cluster, node, sentinels
-from tests.support.servers import KINDS, Server
+from tests.support.servers import KINDS, Server, Servers
 
 __all__ = ["_cluster", "cluster", "node", "sentinels"]
 
 
 @pytest.fixture(params=["memory", KINDS[0]])
-def url(request: pytest.FixtureRequest, servers: dict[str, Server]) -> str:
+def url(request: pytest.FixtureRequest, servers: Servers) -> str:
     """Memory's, whose states nobody clears: tests take names of their own; then an empty server's."""
     if request.param == "memory":
         return "memory://"
-    if request.param not in servers:
-        servers[request.param] = Server(request.param)
-    servers[request.param].flush()
-    return f"{servers[request.param].url}?timeout=10"
+    return f"{servers.empty(request.param).url}?timeout=10"
 
 
 @pytest.fixture

@@ -132,6 +132,7 @@ def test_429_goes_to_another_member(client: str, site: Site, name: str) -> None:
     assert 200 < (status.members["a"].ready_in or 0) <= 300
 
 
+@pytest.mark.slow
 def test_never_earlier_than_asked(client: str, site: Site, name: str) -> None:
     Pool(name).add("a")
     answers = iter([(429, {"Retry-After": "1"}), (503, {"Retry-After": "1"}), (200, {})])
@@ -396,6 +397,7 @@ def test_strangers_cannot_take_members_away(sender: Sender, site: Site, name: st
 @pytest.mark.parametrize(
     "options", [{"origins": "*"}, {"learn": lambda response: Feedback("failure")}], ids=["origins", "learn"]
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 def test_what_was_learned_brings_no_request_forward(
     sender: Sender, options: Any, status: int, site: Site, name: str, monkeypatch: pytest.MonkeyPatch

@@ -328,6 +328,7 @@ def left(lock: Lock | AsyncLock) -> float:
 TTL = 6.0
 
 
+@pytest.mark.slow
 def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
     with Lock(name, store=url, ttl=TTL) as lock:
         wait_until(lambda: left(lock) < TTL - 1, "its time goes by")
@@ -335,6 +336,7 @@ def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
         assert lock.held and not lock.lost.is_set()
 
 
+@pytest.mark.slow
 async def test_it_is_renewed_while_it_is_held_async(url: str, name: str) -> None:
     async with AsyncLock(name, store=url, ttl=TTL) as lock:
         await asyncio.to_thread(wait_until, lambda: left(lock) < TTL - 1, "its time goes by")

@@ -173,6 +173,7 @@ def left(pool: Pool) -> float:
 LEASE = 6.0
 
 
+@pytest.mark.slow
 def test_within_with_it_is_renewed(url: str, name: str) -> None:
     pool = Pool(name, store=url, lease=LEASE)
     pool.add("a")
@@ -196,6 +197,7 @@ async def test_acquire_makes_a_task(url: str, name: str) -> None:
     assert third.result().member == "a"
 
 
+@pytest.mark.slow
 async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
     pool, watch = AsyncPool(name, store=url, lease=LEASE), Pool(name, store=url)
     await pool.add("a")

@@ -23,7 +23,7 @@ from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
-from tests.support.servers import Server, free_port
+from tests.support.servers import Server, Servers, free_port
 from tests.support.silence import answered
 from tests.support.tcp_proxy import FaultyProxy
 
@@ -193,9 +193,10 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     assert sorted(told) == sorted(expected), "each of them, and nobody else, was told"
 
 
+@pytest.mark.slow
 @pytest.mark.bounded(300)
 async def test_10_000_tasks_stand_in_line(
-    url: str, name: str, servers: dict[str, Server], monkeypatch: pytest.MonkeyPatch
+    url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
     alive = crowd.ALIVE
@@ -203,7 +204,7 @@ async def test_10_000_tasks_stand_in_line(
     monkeypatch.setattr(crowd, "ALIVE", 300.0)
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
     assert await queue.size() == 0
-    server = next((server for server in servers.values() if str(server.port) in url), None)
+    server = servers.at(url)
     before = len(server.client().client_list()) if server else 0
     tasks = [asyncio.create_task(queue.wait(f"r{number}")) for number in range(10_000)]
     async with asyncio.timeout(120):
@@ -334,7 +335,7 @@ def test_who_waits_is_told_by_message(redis_server: Server, name: str) -> None:
 
 
 def test_nothing_is_remembered_for_longer_than_a_minute(
-    url: str, name: str, clock: ManualClock, servers: dict[str, Server]
+    url: str, name: str, clock: ManualClock, servers: Servers
 ) -> None:
     """Neither answers nor who was served; and who comes again was not served."""
     queue = WaitQueue(name, store=url, clock=clock)
@@ -357,7 +358,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
         state = site.place._states.get(("token_queue", name))  # type: ignore[attr-defined]  # that of memory has them
         assert state is None or not (state.answers or state.called or state.served or state.told or state.waiters)
     else:
-        [server] = [server for server in servers.values() if str(server.port) in url]
+        assert (server := servers.at(url))
         assert [key for key in server.names() if name in key] == [f"token_queue:{{{name}}}:order"]
 
 

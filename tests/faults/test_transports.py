@@ -114,6 +114,7 @@ def test_tls_refused(what: str, node: Node, tmp_path: Path) -> None:
     assert "EVALSHA" not in str(node.ask("INFO", "commandstats")).upper()
 
 
+@pytest.mark.server
 def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     node = Node(KINDS[0], {"unixsocket": str(path)})

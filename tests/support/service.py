@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.support.servers import DIE_WITH_PARENT, free_port
+from tests.support.servers import DIE_WITH_PARENT, check_allowed, free_port
 
 START = 50.0  # seconds; a busy machine is slow to start Python
 API = "/api/v1/rate-limit"
@@ -48,6 +48,7 @@ class Service:
     def __init__(
         self, *arguments: str, environment: Mapping[str, str] | None = None, config: str = "", suffix: str = ".toml"
     ) -> None:
+        check_allowed()
         self._folder = tempfile.TemporaryDirectory(prefix="headgate-test-")
         self.folder = Path(self._folder.name)
         self.config = self.folder / f"rules{suffix}"

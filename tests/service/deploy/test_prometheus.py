@@ -5,9 +5,9 @@ import re
 import subprocess
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
@@ -22,6 +22,7 @@ RULES = [DEPLOY / "prometheus" / name for name in ("recording.yml", "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "headgate.json"
 PROMETHEUS = tools.PROGRAMS["prometheus"].find()
 PROMTOOL = tools.PROGRAMS["promtool"].find()
+Test = TypeVar("Test", bound=Callable[..., None])
 SEEN = 30.0  # seconds for a scrape to be seen, on a busy machine
 
 # The sample queries of the specification, as written there (section 7.3).
@@ -43,8 +44,15 @@ MEMORY_ONLY = {"rate_limiter_keys", "rate_limiter_keys_limit"}
 MAY_BE_EMPTY = {"Checks without an answer from the store", "Redis memory"}
 
 pytestmark = pytest.mark.xdist_group("prometheus")  # they share one
-with_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason=tools.missing_reason("prometheus"))
-with_promtool = pytest.mark.skipif(PROMTOOL is None, reason=tools.missing_reason("promtool"))
+
+
+def needs(name: str, program: Path | None) -> Callable[[Test], Test]:
+    """Mark a test that runs *program*."""
+    absent = pytest.mark.skipif(program is None, reason=tools.missing_reason(name))
+    return lambda test: pytest.mark.server(absent(test))
+
+
+with_prometheus, with_promtool = needs("prometheus", PROMETHEUS), needs("promtool", PROMTOOL)
 
 
 def promtool(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
