@@ -26,7 +26,9 @@ __all__ = ["AsyncHybridLimiter", "HybridLimiter", "Stats"]
 def __getattr__(name: str) -> Any:
     """Import the limiters on first use: they need redis-py, the simulator does not."""
     if name in ("AsyncHybridLimiter", "HybridLimiter"):
-        import headgate.stores.redis  # noqa: F401  # first: without redis-py it says what to install
+        from headgate.stores.base import STORE_CLASSES
+
+        STORE_CLASSES["RedisStore"].load()  # first: without redis-py it says what to install
         from headgate.hybrid import limiter
 
         return getattr(limiter, name)

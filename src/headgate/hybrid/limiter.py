@@ -106,10 +106,10 @@ class AsyncHybridLimiter(AsyncLimiter):
 def _hybrid_store(
     store: object, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
 ) -> HybridStore:
-    forms = f"give it a URL that starts with one of {', '.join(SCHEMES[1:])}, or a RedisStore"
+    forms = f"give it a URL that starts with one of {', '.join(tuple(SCHEMES)[1:])}, or a RedisStore"
     if store == "memory://":
         raise ValueError("HybridLimiter shares a limit through Redis; memory:// has nobody to share with: use Limiter")
-    if isinstance(store, str) and not store.startswith(SCHEMES[1:]):
+    if isinstance(store, str) and not store.startswith(tuple(SCHEMES)[1:]):
         scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
         raise ValueError(f"unknown store {scheme!r}: HybridLimiter needs a Redis; {forms}")
     if not isinstance(store, str | RedisStore):

@@ -17,7 +17,7 @@ from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
 from headgate.service import address
-from headgate.stores.base import SCHEMES
+from headgate.stores.base import SCHEMES, scheme_of
 
 BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
 DEFAULT_BUCKET = "10/second burst 100"  # of the specification: a capacity of 100, 10 a second
@@ -165,7 +165,7 @@ def _lowered(table: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Refuse what the types let through."""
-    if settings.store != "memory://" and not settings.store.startswith(SCHEMES):
+    if scheme_of(settings.store) not in SCHEMES:
         shown = settings.store.partition("//")[0]
         raise BadSetting(("store",), f"unknown store {shown!r:.40}; it starts with one of {', '.join(SCHEMES)}")
     for i, text in enumerate(settings.trusted_proxies):

@@ -11,12 +11,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import a store on first use, so that memory needs no redis-py."""
-    if name == "MemoryStore":
-        from headgate.stores.memory import MemoryStore
+    from headgate.stores.base import STORE_CLASSES
 
-        return MemoryStore
-    if name == "RedisStore":
-        from headgate.stores.redis import RedisStore
-
-        return RedisStore
+    if name in STORE_CLASSES:
+        return STORE_CLASSES[name].load()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

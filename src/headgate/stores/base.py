@@ -1,18 +1,30 @@
-"""Stores: what keeps the states and makes a step atomic. This page is the whole contract of a backend.
+"""The contract of a store: where the states of keys are kept, and what makes each step on them atomic.
 
-A store opens a gate for each limiter's rule; a gate answers for keys. The scenario tables of the tests are the
-acceptance test of a new one.
+To add a store:
+
+1. Write a class with the methods of `Store` and a class method `from_url`. `open` returns a `Backend` for the rule of a
+   limiter, `open_async` an `AsyncBackend`; limiters of the same rule share their states.
+2. Add its URL schemes to `SCHEMES`. The class is imported when a URL first names it.
+3. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers.
+
+Limiters, hybrid and coordination stay as they are. The tests in tests/stores run the same promises against every store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import importlib
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
+
+if TYPE_CHECKING:
+    from headgate.coordination.machine import Machine, Step
+    from headgate.hybrid.protocol import Ask, Law, Reply, Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +33,14 @@ class StoreHealth:
 
     state: str  # "closed": in use. "open": it does not answer, the policy does, and a probe looks for its return
     failures: int = 0  # calls in a row without an answer
-    opened: int = 0  # times that it was given up, ever
-    degraded: int = 0  # answers that the policy gave, ever
+    opened: int = 0  # how often the circuit breaker has opened
+    degraded: int = 0  # how many answers the policy has given
     last_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a look at the store has seen. Healthy means: decisions can be made."""
+    """What a health check of the store has found. Healthy means: decisions can be made."""
 
     healthy: bool
     reason: str = "ok"  # or: down, slow, loading, read-only, cluster down, out of memory, refuses, pool exhausted
@@ -39,11 +51,14 @@ class Health:
     connections: dict[str, int] = field(default_factory=dict)  # in_use, idle, waiting
 
 
-class Backend(Protocol):
-    """One rule, enforced. Every method is one atomic step.
+# ---------------------------------------------------------------------------------------------- what every store has
 
-    `refund` and `reset` return True if the store did it, False if it could not and `on_store_error` is allow, deny or
-    local; with raise they raise `StoreUnavailable`.
+
+class Backend(Protocol):
+    """One rule on one store. Every method is one atomic step.
+
+    When the store does not answer, `try_acquire` and `peek` answer by `on_store_error`; `refund` and `reset` return
+    True if the store did it, False if it could not. Where `on_store_error` is raise, all four raise `StoreUnavailable`.
     """
 
     @property
@@ -56,12 +71,12 @@ class Backend(Protocol):
     def reset(self, key: str) -> bool: ...
     def store_health(self) -> StoreHealth: ...
     def within(self, seconds: float) -> Backend:
-        """The same gate with so much time for a call; itself where a call never waits."""
+        """The same backend with *seconds* for a call, if that is less than the store's time-out."""
         ...
 
 
 class AsyncBackend(Protocol):
-    """The same, awaited."""
+    """The same, awaited. A task that is cancelled in `try_acquire` loses no permits."""
 
     @property
     def clock(self) -> Clock: ...
@@ -76,7 +91,7 @@ class AsyncBackend(Protocol):
 
 
 class Store(Protocol):
-    """Where states live."""
+    """A place for states, shared by any number of limiters. Thread-safe; usable in the child of a fork."""
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> Backend: ...
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncBackend: ...
@@ -86,8 +101,94 @@ class Store(Protocol):
     async def aclose(self) -> None: ...
 
 
+# ------------------------------------------------------------------------------------------- what a store may offer
+
+
+class LeaseCall(NamedTuple):
+    """What one process asks of the ledger of one key."""
+
+    key: str  # the name of the ledger, from `LeaseBackend.namer`
+    law: Law
+    style: Style
+    ask: Ask
+
+
+class LeaseBackend(Protocol):
+    """Keeps the ledgers of leases: applies `headgate.hybrid.ledger` to many keys in one atomic round trip.
+
+    All exchanges raise `StoreUnavailable` when the store does not answer. A text in place of a reply is an error that
+    concerns that key alone.
+    """
+
+    partitioned: bool  # keys lie at several servers: one may fail alone, and one call takes keys of one partition
+
+    def namer(self, rule: Rule) -> Callable[[str], str]:
+        """What turns a client's key into the name of its ledger."""
+        ...
+
+    def partition(self, name: str) -> int: ...
+    def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[Reply | str]: ...
+    async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[Reply | str]: ...
+    def last_exchanges(
+        self, timeout: float
+    ) -> AbstractAsyncContextManager[Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[Reply | str]]] | None]:
+        """`exchange_async` for the end of an event loop, on connections of its own; None if it can have none."""
+        ...
+
+    async def close_loop(self) -> None:
+        """Close what the running event loop uses."""
+        ...
+
+
+@runtime_checkable
+class LeaseStore(Protocol):
+    """A store that `HybridLimiter` can use."""
+
+    clock: Clock | None
+    attachments: dict[str, Any]  # what hybrid and coordination keep with the store: shared, and alive as long
+
+    def leases(self) -> LeaseBackend: ...
+
+
+class StateBackend(Protocol):
+    """Runs operations on the states of locks, pools, queues and breakers, each atomically, and announces changes.
+
+    `run` raises `StoreUnavailable` when the store does not answer. Operations are idempotent, so it may send one twice.
+    """
+
+    poll: float  # seconds after which a waiter asks again, woken or not
+    display_name: str  # for messages, without secrets
+
+    def run(self, machine: Machine, name: str, operation: Step) -> list[Any]: ...
+    async def run_async(self, machine: Machine, name: str, operation: Step) -> list[Any]: ...
+    def check(self, *, tasks: bool) -> None:
+        """Raise a TypeError if threads (or *tasks*) cannot use this store."""
+        ...
+
+    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None:
+        """Call *heard* with channel and message when another process announces a change, *missed* after a gap."""
+        ...
+
+    def listen(self, channel: str) -> None: ...
+    def leave(self, channel: str) -> None: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class StateStore(Protocol):
+    """A store that coordination can use."""
+
+    clock: Clock | None
+    attachments: dict[str, Any]
+
+    def states(self) -> StateBackend: ...
+
+
+# ------------------------------------------------------------------------------------------------ stores from URLs
+
+
 class StoreOptions(TypedDict, total=False):
-    """What a limiter hands on to the store that it opens from a URL."""
+    """What a limiter hands on to the store that it opens from a URL. A store ignores the options of others."""
 
     max_keys: int  # memory
     prefix: str  # redis
@@ -97,51 +198,76 @@ class StoreOptions(TypedDict, total=False):
     max_connections: int  # redis
 
 
-# said by whatever a limiter or a tool would take with it
-NO_PICKLE = "limiters, locks, pools and their stores belong to one process and cannot be pickled: make one in each"
+class URLStore(Store, Protocol):
+    """A store class that `SCHEMES` can name."""
 
-SCHEMES = ("memory://", "redis://", "rediss://", "unix://", "redis+sentinel://", "redis+cluster://")
+    @classmethod
+    def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> Store:
+        """The store that *url* names; *clock* is for tests. Raises a ValueError that says what would be right."""
+        ...
+
+
+class StoreClass(NamedTuple):
+    """Where the class of a store is, and the extra that installs what it needs."""
+
+    module: str
+    name: str
+    extra: str = ""
+
+    def load(self) -> type[URLStore]:
+        try:
+            found: type[URLStore] = getattr(importlib.import_module(self.module), self.name)
+        except ModuleNotFoundError as error:
+            if not self.extra or (error.name or "").startswith("headgate"):
+                raise
+            raise ImportError(f"a {self.name} needs more: pip install 'headgate[{self.extra}]' ({error})") from error
+        return found
+
+
+_MEMORY = StoreClass("headgate.stores.memory", "MemoryStore")
+_REDIS = StoreClass("headgate.stores.redis", "RedisStore", "redis")
+STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _REDIS)}
+
+SCHEMES = {
+    "memory://": _MEMORY,
+    "redis://": _REDIS,
+    "rediss://": _REDIS,
+    "unix://": _REDIS,
+    "redis+sentinel://": _REDIS,
+    "redis+cluster://": _REDIS,
+}
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of *url* with its slashes, and nothing behind it, where a password may be."""
+    return url.partition("//")[0] + "//" if "//" in url else f"{url:.20}"
 
 
 def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
-    """The store of a URL, or the one that was handed in; and whether it is ours to close."""
+    """The store of a URL, or the one that was handed in; and whether the caller must close it."""
     if clock is not None and not callable(getattr(clock, "now", None)):
         raise ValueError(f"clock must have now(), as a ManualClock does, got {type(clock).__name__} {clock!r:.40}")
-    if not isinstance(store, str):
-        if type(store).__module__.partition(".")[0] in ("redis", "valkey"):
-            raise ValueError(
-                f"store is a client, {type(store).__name__}; put a store around it: RedisStore(client), which "
-                "you import from headgate.stores"
-            )
-        if not hasattr(store, "open_async"):
-            raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_forms()}")
-        if clock is not None or options:
-            raise ValueError("clock and store options go to the store itself when you hand one in")
-        return store, False
-    if unknown := options.keys() - StoreOptions.__annotations__.keys():
-        known = ", ".join(sorted(StoreOptions.__annotations__))
-        raise TypeError(f"a limiter takes no {', '.join(sorted(unknown))}; for its store it takes {known}")
-    if store == "memory://":
-        from headgate.stores.memory import MemoryStore
-
-        return MemoryStore(max_keys=options.get("max_keys", 1_000_000), clock=clock), True
-    if store.startswith(SCHEMES[1:]):
-        from headgate.stores.redis import RedisStore
-
-        return RedisStore(
-            store,
-            prefix=options.get("prefix", "rate_limiter"),
-            hash_keys=options.get("hash_keys", False),
-            timeout=options.get("timeout"),
-            connect_timeout=options.get("connect_timeout"),
-            max_connections=options.get("max_connections"),
-            clock=clock,
-        ), True
-    if store.startswith("memory://"):
-        raise ValueError(f"memory:// has nothing behind it, got {store!r:.40}; its bound is an argument, max_keys=")
-    scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
-    raise ValueError(f"unknown store {scheme!r}; {_forms()}")
+    if isinstance(store, str):
+        if unknown := options.keys() - StoreOptions.__annotations__.keys():
+            known = ", ".join(sorted(StoreOptions.__annotations__))
+            raise TypeError(f"a limiter takes no {', '.join(sorted(unknown))}; for its store it takes {known}")
+        kind = SCHEMES.get(scheme_of(store))
+        if kind is None:
+            raise ValueError(f"unknown store {scheme_of(store)!r}; {_FORMS}")
+        return kind.load().from_url(store, clock, **options), True
+    if type(store).__module__.partition(".")[0] in ("redis", "valkey"):
+        raise ValueError(
+            f"store is a client, {type(store).__name__}; put a store around it: RedisStore(client), which "
+            "you import from headgate.stores"
+        )
+    if not hasattr(store, "open_async"):
+        raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_FORMS}")
+    if clock is not None or options:
+        raise ValueError("clock and store options go to the store itself when you hand one in")
+    return store, False
 
 
-def _forms() -> str:
-    return f"use a URL that starts with one of {', '.join(SCHEMES)}, or a MemoryStore or RedisStore"
+_FORMS = f"use a URL that starts with one of {', '.join(SCHEMES)}, or a store object: {', '.join(STORE_CLASSES)}"
+
+# The error of a limiter, a store or a coordination tool that is pickled.
+NO_PICKLE = "limiters, locks, pools and their stores belong to one process and cannot be pickled: make one in each"

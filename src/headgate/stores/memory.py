@@ -48,11 +48,19 @@ class MemoryStore:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
         self.clock = clock
+        self.attachments: dict[str, Any] = {}  # what coordination keeps with the store
         # Owned by a thread: an exception out of a signal handler, wherever it comes, never leaves it held; and a
         # handler that asks the limiter itself gets an answer.
         self.lock = threading.RLock()
         self.tables: dict[object, Table] = {}
         renew_after_fork(self)
+
+    @classmethod
+    def from_url(cls, url: str, clock: Clock | None = None, **options: Any) -> MemoryStore:
+        """The store of ``memory://``; of *options* it takes max_keys."""
+        if url != "memory://":
+            raise ValueError(f"memory:// has nothing behind it, got {url!r:.40}; its bound is an argument, max_keys=")
+        return cls(max_keys=options.get("max_keys", 1_000_000), clock=clock)
 
     def after_fork(self) -> None:
         """A thread that held the lock is not in the child: start with a new one."""

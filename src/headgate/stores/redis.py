@@ -6,13 +6,10 @@ import asyncio
 import dataclasses
 import threading
 from time import monotonic
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-try:
-    import redis
-    import redis.asyncio
-except ImportError as error:
-    raise ImportError("a Redis store needs redis-py: pip install 'headgate[redis]'") from error
+import redis
+import redis.asyncio
 
 from headgate._lifecycle import renew_after_fork
 from headgate.clock import Clock
@@ -23,7 +20,10 @@ from headgate.redis.health import WITHIN
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import RedisURL, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import NO_PICKLE, Health
+from headgate.stores.base import NO_PICKLE, Health, StoreOptions
+
+if TYPE_CHECKING:
+    from headgate.hybrid.redis_leases import RedisLeases
 
 Client = redis.Redis | redis.asyncio.Redis
 
@@ -58,6 +58,10 @@ class RedisStore:
             raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
+        self.url = self._source if isinstance(self._source, RedisURL) else None  # None: a client was handed in
+        self.display_name = self.url.safe_url if self.url else "the client's Redis"
+        self.partitioned = self.url is not None and self.url.kind == "cluster"
+        self.attachments: dict[str, Any] = {}  # what hybrid and coordination keep with the store
         self._threads: SyncExecutor | None = None
         self._threads_examiner: SyncExecutor | None = None
         self._health: Health | None = None
@@ -66,6 +70,12 @@ class RedisStore:
         self._loops: dict[asyncio.AbstractEventLoop, AsyncExecutor] = {}
         self.after_fork()
         renew_after_fork(self)
+
+    @classmethod
+    def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> RedisStore:
+        """The store of a Redis URL, without the options that are another store's."""
+        options.pop("max_keys", None)
+        return cls(url, clock=clock, **options)  # type: ignore[misc]  # max_keys is not there any more
 
     def after_fork(self) -> None:
         """Nobody holds a lock, and nobody looks: whoever does so is in the parent."""
@@ -89,14 +99,36 @@ class RedisStore:
         self._async_source()
         return AsyncRedisBackend(self, rule, on_store_error)
 
-    def threads(self) -> SyncExecutor:
+    def leases(self) -> RedisLeases:
+        """What keeps the leases of `HybridLimiter` here."""
+        from headgate.hybrid.redis_leases import RedisLeases  # its Lua stands beside its Python twin
+
+        return RedisLeases(self)
+
+    @property
+    def serves_threads(self) -> bool:
+        """False: the store was given an asyncio client."""
+        return not isinstance(self._source, redis.asyncio.ConnectionPool)
+
+    @property
+    def serves_tasks(self) -> bool:
+        """False: the store was given a client for threads."""
+        return not isinstance(self._source, redis.ConnectionPool)
+
+    def sync_executor(self) -> SyncExecutor:
         """The connections for threads, made when they are first needed."""
         if self._threads is None:
             with self._lock:
                 self._threads = self._threads or SyncExecutor(self._plain_source(), self._shown())
         return self._threads
 
+    def threads(self) -> SyncExecutor:
+        return self.sync_executor()
+
     def loop(self) -> AsyncExecutor:
+        return self.async_executor()
+
+    def async_executor(self) -> AsyncExecutor:
         """The running event loop's connections, made when they are first needed."""
         loop = asyncio.get_running_loop()
         latest = self._latest
@@ -111,6 +143,10 @@ class RedisStore:
                 link.close_with_loop()
             self._latest = link
         return link
+
+    def spare_executor(self, timeout: float) -> AsyncExecutor | None:
+        """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
+        return AsyncExecutor(self.url, self._shown(), timeout) if self.url else None
 
     def latest(self) -> AsyncExecutor | None:
         """The running event loop's connections, or those of the last one that had any."""
@@ -159,10 +195,14 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """Close the running event loop's connections, and those for threads."""
+        await self.close_loop()
+        self.close()
+
+    async def close_loop(self) -> None:
+        """Close the running event loop's connections."""
         link, self._latest = self._loops.pop(asyncio.get_running_loop(), None), None
         if link:
             await link.aclose()
-        self.close()
 
     def _plain_source(self) -> RedisURL | redis.ConnectionPool:
         if isinstance(self._source, redis.asyncio.ConnectionPool):
