@@ -23,7 +23,7 @@ from headgate.decision import Decision
 from headgate.rule import Rule
 
 if TYPE_CHECKING:
-    from headgate.coordination.machine import Machine, Step
+    from headgate.coordination.states.machine import Operation, StateMachine
     from headgate.hybrid.protocol import Ask, Law, Reply, Style
 
 
@@ -159,8 +159,8 @@ class StateBackend(Protocol):
     poll: float  # seconds after which a waiter asks again, woken or not
     display_name: str  # for messages, without secrets
 
-    def run(self, machine: Machine, name: str, operation: Step) -> list[Any]: ...
-    async def run_async(self, machine: Machine, name: str, operation: Step) -> list[Any]: ...
+    def run(self, machine: StateMachine, name: str, operation: Operation) -> list[Any]: ...
+    async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> list[Any]: ...
     def check(self, *, tasks: bool) -> None:
         """Raise a TypeError if threads (or *tasks*) cannot use this store."""
         ...
