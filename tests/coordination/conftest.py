@@ -6,6 +6,7 @@ import pytest
 
 from headgate.stores.redis import RedisStore
 from tests.faults.conftest import _cluster, cluster, node, sentinels
+from tests.support.awaited import Tools
 from tests.support.servers import KINDS, Server, Servers
 
 __all__ = ["_cluster", "cluster", "node", "sentinels"]
@@ -30,3 +31,9 @@ def store(redis_server: Server) -> Iterator[RedisStore]:
     store = RedisStore(redis_server.url, timeout=10)
     yield store
     store.close()
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def tools(request: pytest.FixtureRequest) -> Tools:
+    """The tools for threads, then those for asyncio, with one surface."""
+    return Tools(request.param)

@@ -8,7 +8,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,10 @@ import pytest
 
 from headgate import Limiter
 from headgate.coordination import AsyncCircuitBreaker, CircuitBreaker, Lock, Pool
-from headgate.coordination.inside import Entry
+from headgate.coordination.active_calls import Layer
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, StoreUnavailable
 from headgate.testing import ManualClock
+from tests.support.awaited import Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
@@ -211,7 +215,7 @@ def test_a_probe_that_never_ends(url: str, name: str, clock: ManualClock) -> Non
     breaker = CircuitBreaker(name, store=url, open_for=1.0, successes=1, lease=5.0, clock=clock)
     fail(breaker, 3)
     clock.advance(1)
-    breaker.__enter__()  # and dies
+    Context().run(breaker.__enter__)  # by another caller, which dies
     refused = 0
     for _ in range(10):
         try:
@@ -350,13 +354,13 @@ def test_who_finds_every_place_taken_asks_again_soon(url: str, name: str, clock:
 
     def wait_as_told() -> float:
         with pytest.raises(CircuitOpen) as caught:
-            other.call(lambda: None)
+            Context().run(other.call, lambda: None)  # by another caller
         clock.advance(caught.value.retry_after)
         return caught.value.retry_after
 
     with breaker:
         assert [wait_as_told() for _ in range(6)] == [1.0, 1.0, 2.0, 4.0, 8.0, 14.0]
-        assert other.call(lambda: "let in") == "let in", "the lease is over: whoever has it may be dead"
+        assert Context().run(other.call, lambda: "let in") == "let in", "the lease is over: whoever has it may be dead"
 
 
 def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None:
@@ -644,9 +648,9 @@ async def test_those_who_never_leave_are_forgotten(name: str) -> None:
         await asyncio.create_task(breaker.__aenter__())
     for _ in range(1500):
         await breaker.__aenter__()  # in one task
-    assert len(breaker._plans.inside._open) == 1000
+    assert len(breaker._plans.calls._open) == 1000
     gc.collect()
-    kept = sum(isinstance(each, Entry) and each.of is breaker._plans.inside for each in gc.get_objects())
+    kept = sum(isinstance(each, Layer) and each.owner is breaker._plans.calls for each in gc.get_objects())
     assert kept <= 1001
 
 
@@ -705,8 +709,8 @@ def test_no_more_probes_than_successes_are_missing(url: str, name: str, clock: M
     clock.advance(10)
     with breaker:
         pass
-    with breaker, pytest.raises(CircuitOpen), breaker:
-        raise AssertionError("one is missing, and under way")
+    with breaker, pytest.raises(CircuitOpen):
+        Context().run(breaker.__enter__)  # by another caller: one is missing, and under way
     assert breaker.state == "CLOSED"
 
 
@@ -794,3 +798,195 @@ def test_what_began_alone_ends_alone(mortal_server: Server, name: str) -> None:
     breaker.__exit__(OSError, OSError(), None)
     assert direct.state == "CLOSED"
     breaker.close()
+
+
+async def half_open(breaker: Any, clock: ManualClock) -> None:
+    """Open it, and wait until the next call may probe."""
+    for _ in range(3):
+        await breaker.record_failure()
+    clock.advance(600)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
+async def test_layers_half_open(tools: Tools, same: bool, url: str, name: str, clock: ManualClock) -> None:
+    """One call through two layers of a breaker is one probe: three calls close it, not a state that expires."""
+    outer = tools.CircuitBreaker(name, store=url, clock=clock)
+    inner = outer if same else tools.CircuitBreaker(name, store=url, clock=clock)
+    await half_open(outer, clock)
+    for _ in range(3):
+        assert await outer.state != "CLOSED"
+        async with outer:
+            async with inner:
+                pass
+            async with inner:
+                pass
+    assert await outer.state == "CLOSED"
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
+async def test_layers_closed(tools: Tools, same: bool, url: str, name: str, clock: ManualClock) -> None:
+    """A failure counts once, however many layers it passes; also one that an outer layer catches."""
+    outer = tools.CircuitBreaker(name, store=url, clock=clock)
+    inner = outer if same else tools.CircuitBreaker(name, store=url, clock=clock)
+    with pytest.raises(ZeroDivisionError):
+        async with outer, inner, outer:
+            print(1 / 0)
+    assert await outer.failure_count == 1
+    async with outer:
+        with pytest.raises(ZeroDivisionError):
+            async with inner:
+                print(1 / 0)
+    assert await outer.failure_count == 2
+    async with outer:
+        with pytest.raises(ZeroDivisionError):
+            async with inner:
+                print(1 / 0)
+        async with inner:
+            pass
+    assert await outer.failure_count == 0, "it was tried again, and succeeded"
+    with suppress(ZeroDivisionError):
+        async with outer:
+            async with inner:
+                pass
+            print(1 / 0)
+    assert await outer.failure_count == 1, "what the outer layer saw counts, too"
+    with suppress(asyncio.CancelledError):
+        async with outer:
+            with pytest.raises(ZeroDivisionError):
+                async with inner:
+                    print(1 / 0)
+            raise asyncio.CancelledError
+    assert await outer.failure_count == 2, "a cancellation takes nothing back"
+
+
+async def test_layers_recorded(tools: Tools, url: str, name: str, clock: ManualClock) -> None:
+    """What is recorded in an inner layer is the result of the whole call."""
+    breaker = tools.CircuitBreaker(name, store=url, clock=clock)
+    async with breaker, breaker:
+        await breaker.record_failure()
+    assert await breaker.failure_count == 1
+    with suppress(ZeroDivisionError):
+        async with breaker, breaker:
+            await breaker.record_success()
+            print(1 / 0)
+    assert await breaker.failure_count == 0
+
+
+async def test_layers_in_a_child_task(url: str, name: str, clock: ManualClock) -> None:
+    """A task that is started inside a call is part of it until the call ends; then it is a caller like any other."""
+    breaker, over = AsyncCircuitBreaker(name, store=url, clock=clock), asyncio.Event()
+    await half_open(breaker, clock)
+
+    async def inner() -> None:
+        async with breaker:
+            await over.wait()
+
+    async with breaker:
+        early, late = asyncio.create_task(breaker.call(asyncio.sleep, 0)), asyncio.create_task(inner())
+        await early
+    assert await breaker.state == "HALF_OPEN"
+    over.set()
+    await late
+    async with breaker:
+        pass
+    assert await breaker.state == "HALF_OPEN", "one that outlives the call counts for nothing"
+    await asyncio.create_task(breaker.call(asyncio.sleep, 0))
+    assert await breaker.state == "CLOSED"
+
+
+def test_layers_of_a_call_that_takes_long(url: str, name: str, clock: ManualClock) -> None:
+    """Its layers are one call for a lease; a layer entered later asks again, and may be refused."""
+    breaker = CircuitBreaker(name, store=url, lease=30.0, clock=clock)
+    with breaker:
+        CircuitBreaker(name, store=url, clock=clock).force_open()
+        clock.advance(29)
+        with breaker:
+            clock.advance(2)
+        with pytest.raises(CircuitOpen), breaker:
+            raise AssertionError("it is open")
+
+
+def test_layers_in_contexts_of_their_own(url: str, name: str, clock: ManualClock) -> None:
+    """A breaker cannot know that two threads are layers of one call. It closes all the same, and soon."""
+    breaker = CircuitBreaker(name, store=url, clock=clock)
+    for _ in range(3):
+        breaker.record_failure()
+    clock.advance(600)
+
+    def inner() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(breaker.call, max, 1, 2).result()
+
+    refused = 0
+    while breaker.state != "CLOSED":
+        try:
+            breaker.call(inner)
+        except CircuitOpen:
+            refused += 1
+            assert refused <= 3
+    assert refused
+
+
+async def test_failure_count(tools: Tools, url: str, name: str, clock: ManualClock) -> None:
+    """Failures in a row, which open it; 0 once it is open."""
+    breaker = tools.CircuitBreaker(name, store=url, clock=clock)
+    assert await breaker.failure_count == 0
+    for count in (1, 2):
+        await breaker.record_failure()
+        assert await breaker.failure_count == count
+    await breaker.record_success()
+    assert await breaker.failure_count == 0
+    for _ in range(3):
+        await breaker.record_failure()
+    assert (await breaker.state, await breaker.failure_count) == ("OPEN", 0)
+
+
+async def test_decorator(url: str, name: str, clock: ManualClock) -> None:
+    """A breaker around a function; each kind takes its own kind of function."""
+    breaker = CircuitBreaker(name, store=url, failures=1, clock=clock)
+    async_breaker = AsyncCircuitBreaker(name, store=url, failures=1, clock=clock)
+
+    @breaker
+    def divide(a: int, b: int) -> float:
+        """Divide."""
+        return a / b
+
+    @async_breaker
+    async def divide_async(a: int, *, b: int) -> float:
+        return a / b
+
+    assert (divide(4, b=2), divide.__name__, divide.__doc__) == (2.0, "divide", "Divide.")
+    assert await divide_async(4, b=2) == 2.0
+    with pytest.raises(ZeroDivisionError):
+        await divide_async(1, b=0)
+    with pytest.raises(CircuitOpen):
+        divide(1, 1)
+    with pytest.raises(CircuitOpen):
+        await divide_async(1, b=1)
+
+
+async def _coroutine_function() -> None: ...
+def _generator_function() -> Iterator[int]:
+    yield 1
+
+
+async def _async_generator_function() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "word"),
+    [
+        (CircuitBreaker, _coroutine_function, "use AsyncCircuitBreaker"),
+        (CircuitBreaker, _generator_function, "with"),
+        (CircuitBreaker, _async_generator_function, "with"),
+        (CircuitBreaker, 5, "function"),
+        (AsyncCircuitBreaker, print, "use CircuitBreaker"),
+        (AsyncCircuitBreaker, _generator_function, "with"),
+        (AsyncCircuitBreaker, _async_generator_function, "with"),
+        (AsyncCircuitBreaker, 5, "function"),
+    ],
+)
+def test_decorated_functions_of_the_wrong_kind(kind: Any, function: Any, word: str) -> None:
+    with pytest.raises(TypeError, match=word):
+        kind("x")(function)

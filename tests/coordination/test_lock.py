@@ -23,6 +23,7 @@ from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, St
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.support.awaited import Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
@@ -835,3 +836,61 @@ def test_the_counter_lives_as_long_as_the_lock(redis_server: Server, name: str) 
         client.pexpire(f"lock:{{{name}}}:fence", 60_000)
         lock.ensure_held()
         assert client.pttl(f"lock:{{{name}}}:fence") > 60_000
+
+
+async def test_ensure_held_after_max_hold(tools: Tools, redis_server: Server, name: str) -> None:
+    """It asks, although it renews no more: the lock may have been taken away."""
+    lock = tools.Lock(name, store=redis_server.patient_url, max_hold=0.01)
+    other = tools.Lock(name, store=redis_server.patient_url)
+    assert await lock.acquire()
+    await asyncio.sleep(0.02)
+    await lock.ensure_held()
+    redis_server.client().delete(f"lock:{{{name}}}")
+    assert await other.acquire(timeout=0)
+    with pytest.raises(LockLost):
+        await lock.ensure_held()
+    assert not lock.held and lock.lost.is_set()
+    await other.release()
+
+
+async def test_locked(tools: Tools, url: str, name: str) -> None:
+    """Whether the lock is held at all, through this object or another."""
+    lock, other = tools.Lock(name, store=url), tools.Lock(name, store=url)
+    assert not await lock.locked()
+    assert await other.acquire()
+    assert await lock.locked() and await other.locked()
+    assert await other.release()
+    assert not await lock.locked()
+
+
+async def test_force_release(tools: Tools, url: str, name: str) -> None:
+    """An operator takes the lock from its holder, which learns of it; the next fence is larger."""
+    lock, operator, other = (tools.Lock(name, store=url) for _ in range(3))
+    assert not await operator.force_release(), "it is not held"
+    assert await lock.acquire()
+    assert await operator.force_release()
+    assert not await operator.locked()
+    assert not await operator.force_release()
+    assert await other.acquire(timeout=0)
+    assert other.fence > lock.fence
+    with pytest.raises(LockLost):
+        await lock.ensure_held()
+    assert not lock.held and lock.lost.is_set()
+    assert not await lock.release()
+    assert await other.locked(), "the release of the old holder ends nothing"
+    await other.release()
+    with pytest.raises(LockLost):
+        async with lock:
+            await operator.force_release()
+
+
+def test_force_release_wakes_a_waiter(url: str, name: str) -> None:
+    """A waiter gets the lock at once."""
+    lock, waiter = Lock(name, store=url), Lock(name, store=url)
+    assert lock.acquire()
+    with ThreadPoolExecutor(1) as executor:
+        acquired = executor.submit(waiter.acquire, LONG)
+        wait_until(lambda: not acquired.done(), "it waits")
+        assert lock.force_release()
+        assert acquired.result()
+    waiter.release()

@@ -39,6 +39,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("acquire"), OWNERS, st.just(TTL), st.sampled_from(["", "a", "b"])),
     st.tuples(st.just("renew"), OWNERS, st.just(TTL)),
     st.tuples(st.just("release"), OWNERS, st.just(TTL)),
+    st.tuples(st.just("peek"), OWNERS, st.just(TTL)),
+    st.tuples(st.just("evict"), st.sampled_from("xyz"), st.just(TTL)),
     st.tuples(st.sampled_from(["expire", "forget", "tick"])),
 )
 
@@ -47,11 +49,12 @@ def test_every_trace(redis_server: Server) -> None:
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
     def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = LockTwins(LOCK, redis_server)
-        last, holder = 0, ""
+        last, holder, evicted = 0, "", set[str]()
         for (op, *arguments), times in trace:
             if op == "expire":
                 twins.expire()
                 holder = ""
+                evicted.clear()
             elif op == "forget":
                 if holder == "" and last:
                     twins.forget_the_counter()
@@ -65,6 +68,11 @@ def test_every_trace(redis_server: Server) -> None:
                     assert answer[1] == last if holder == arguments[0] else answer[1] > last, "the fence went back"
                     holder, last = arguments[0], answer[1]
                 elif op == "release" and answer[0] == 1 and holder == arguments[0]:
+                    holder = ""
+                elif op == "peek":
+                    assert answer == [holder == arguments[0], holder != ""]
+                elif op == "evict" and answer[0] == 1 and arguments[0] not in evicted:
+                    evicted.add(arguments[0])
                     holder = ""
         twins.close()
 

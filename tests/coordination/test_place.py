@@ -105,6 +105,33 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
     store.close()
 
 
+def test_the_end_of_a_loop_leaves_a_store_that_was_handed_in(redis_server: Server) -> None:
+    """It is its owner's to close; only what the loop itself had is closed, by the store."""
+    closed = []
+
+    class Watched(RedisStore):
+        async def aclose(self) -> None:
+            closed.append(self)
+            await super().aclose()
+
+    async def use() -> None:
+        async with AsyncLock("x", store=store):
+            pass
+
+    def connections() -> int:
+        return int(redis_server.client().info("clients")["connected_clients"])
+
+    store = Watched(redis_server.url)
+    with Lock("y", store=store):
+        pass
+    link, before = store.threads(), connections()
+    asyncio.run(use())
+    assert not closed
+    assert store.threads() is link
+    wait_until(lambda: connections() <= before, "the connections of the loop are closed")
+    store.close()
+
+
 async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook: what is to be repeated is repeated by a thread, since the loop could not use the client."""
     with redis.Redis.from_url(redis_server.url) as client:

@@ -14,6 +14,7 @@ an older one is dropped. When Redis does not answer, a breaker of the same rules
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import os
@@ -23,9 +24,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.clock import MICROSECONDS, Clock
+from headgate.coordination.active_calls import ActiveCalls, Admission
 from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.feedback import ExceptionClassifier, Ignore
-from headgate.coordination.inside import Admission, Inside
 from headgate.coordination.site import Plan, Site
 from headgate.coordination.states.breaker import BREAKER
 from headgate.coordination.states.machine import Operation
@@ -76,12 +77,16 @@ class Plans:
         self.site = Site(BREAKER, name, store, clock)
         if on_change is not None and (not callable(on_change) or is_async(on_change)):
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
-        self._outcomes = ExceptionClassifier(name, ignore)
+        self._classifier = ExceptionClassifier(name, ignore)
         self._on_change = on_change
-        self.inside = Inside()
+        self.calls = ActiveCalls((self.site.place, name))
         self._alone = False  # since Redis did not answer
 
     def admit(self) -> Plan[None]:
+        layer, now = self.calls.current(), self.site.clock.now()
+        if layer and now < layer.call.until:
+            self.calls.enter_again(layer.call)
+            return
         id, process = secrets.token_hex(8), os.getpid()
         try:
             reply, local = yield from self._ask("admit", id)
@@ -92,26 +97,37 @@ class Plans:
         allowed, _, number, _, wait, *_ = reply
         if not allowed:
             raise CircuitOpen(self.site.name, max(wait, 1) / MICROSECONDS)
-        self.inside.enter(Admission(id, number, local))
+        self.calls.enter(Admission(id, number, local), now + self.lease)
 
     def leave(self, error: BaseException | None) -> Plan[None]:
-        """The end of a call that was let through."""
-        entry = self.inside.leave()
-        if entry is None:
+        """End a layer of a call. The outermost one reports what the call says about the server."""
+        layer = self.calls.leave()
+        if layer is None:
             raise RuntimeError(f"the circuit breaker {self.site.name!r} was left more often than entered")
-        if entry.admission is not None:  # else it was recorded on the way
-            yield from self._report(entry.admission, self._outcomes.outcome(error))
+        outcome = self._classifier.outcome(error)
+        if isinstance(error, CircuitOpen) and error.name == self.site.name:
+            outcome = "refused"  # a part of this call that runs elsewhere found all probes taken, one of them by us
+        if outcome != "failure" and layer.inner_outcome:
+            outcome = layer.inner_outcome
+        if not layer.is_outermost:
+            if (outer := self.calls.current()) and outer.call is layer.call:
+                outer.inner_outcome = outcome
+        elif layer.call.admission is not None:  # else its result was recorded on the way
+            yield from self._report(layer.call.admission, outcome)
 
     def record(self, outcome: str) -> Plan[None]:
-        entry = self.inside.entry()
-        admission = None
-        if entry:
-            admission, entry.admission = entry.admission, None
+        layer, admission = self.calls.current(), None
+        if layer:
+            admission, layer.call.admission = layer.call.admission, None
         yield from self._report(admission or Admission(secrets.token_hex(8), -1, False), outcome)
 
-    def look(self) -> Plan[str]:
+    def state(self) -> Plan[str]:
         reply, _ = yield from self._ask("peek", "")
         return str(reply[1])
+
+    def failure_count(self) -> Plan[int]:
+        reply, _ = yield from self._ask("peek", "")
+        return int(reply[6])
 
     def recover(self) -> Plan[bool]:
         reply, _ = yield from self._ask("recover", secrets.token_hex(8))
@@ -163,6 +179,14 @@ class Plans:
                 logger.exception("on_change of the circuit breaker %r failed", self.site.name)
 
 
+def _check_function(function: object) -> None:
+    """Refuse to decorate what would run after its call is over, when the breaker has heard of a success."""
+    if not callable(function):
+        raise TypeError(f"a circuit breaker decorates a function, got {function!r:.80}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function!r:.80} is a generator: use the breaker in it, with a `with` block")
+
+
 class CircuitBreaker:
     """A circuit breaker that threads and processes share.
 
@@ -207,7 +231,12 @@ class CircuitBreaker:
     @property
     def state(self) -> str:
         """CLOSED, OPEN or HALF_OPEN. One that could recover stays OPEN until somebody tries."""
-        return self._run(self._plans.look())
+        return self._run(self._plans.state())
+
+    @property
+    def failure_count(self) -> int:
+        """Failures in a row so far; 0 while the breaker is not CLOSED, or where *rate* counts instead."""
+        return self._run(self._plans.failure_count())
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call *function* through the breaker."""
@@ -215,6 +244,19 @@ class CircuitBreaker:
             raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
         with self:
             return function(*args, **kwargs)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorate a plain function: each call of it goes through the breaker."""
+        _check_function(function)
+        if is_async(function):
+            raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
+
+        @functools.wraps(function)
+        def through_breaker(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return function(*args, **kwargs)
+
+        return through_breaker
 
     def record_success(self) -> None:
         """Count a success; within ``with``, as the result of this call."""
@@ -285,7 +327,12 @@ class AsyncCircuitBreaker:
     @property
     def state(self) -> Coroutine[Any, Any, str]:
         """CLOSED, OPEN or HALF_OPEN, awaited. One that could recover stays OPEN until somebody tries."""
-        return self._run(self._plans.look())
+        return self._run(self._plans.state())
+
+    @property
+    def failure_count(self) -> Coroutine[Any, Any, int]:
+        """Failures in a row so far, awaited; 0 while the breaker is not CLOSED, or where *rate* counts instead."""
+        return self._run(self._plans.failure_count())
 
     @overload
     async def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -296,6 +343,19 @@ class AsyncCircuitBreaker:
         async with self:
             result = function(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
+
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Decorate an async function: each call of it goes through the breaker."""
+        _check_function(function)
+        if not is_async(function):
+            raise TypeError(f"{function!r:.80} is not async: use CircuitBreaker for it")
+
+        @functools.wraps(function)
+        async def through_breaker(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with self:
+                return await function(*args, **kwargs)
+
+        return through_breaker
 
     async def record_success(self) -> None:
         """Count a success; within ``async with``, as the result of this call."""

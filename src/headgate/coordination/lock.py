@@ -125,10 +125,29 @@ class Plans:
 
     def ensure_held(self, hold: Hold | None) -> Plan[None]:
         if hold is not None and not hold.over and hold.process == os.getpid():
+            if hold.most is not None and self.clock.now() >= hold.most:
+                yield from self._check(hold)
             yield from self.renew(hold)
             if not hold.over:
                 return
         raise self.lost_error()
+
+    def locked(self) -> Plan[bool]:
+        _, held = yield Operation("peek", ("", self.ttl_ms))
+        return bool(held)
+
+    def force_release(self) -> Plan[bool]:
+        [released] = yield Operation("evict", (secrets.token_hex(12), self.ttl_ms))
+        return bool(released)
+
+    def _check(self, hold: Hold) -> Plan[None]:
+        """Ask whether *hold* still has the lock, without renewing it."""
+        try:
+            ours, _ = yield Operation("peek", (hold.owner, self.ttl_ms))
+        except StoreUnavailable:
+            return  # it is ours until its time is over, for all we know
+        if not ours and not hold.over:
+            hold.lose()
 
     def next_renewal(self, hold: Hold) -> float:
         """Seconds until *hold* is to be renewed: a third of the TTL, sooner when that has failed."""
@@ -226,9 +245,20 @@ class Lock:
         return hold is not None and self._plans.site.run(lambda _: self._plans.release(hold))
 
     def ensure_held(self) -> None:
-        """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
+        """Renew it now, or after *max_hold* only ask; raises `LockLost` if it is not ours any more. One round trip."""
         hold = self._own()
         self._plans.site.run(lambda _: self._plans.ensure_held(hold))
+
+    def locked(self) -> bool:
+        """Whether the lock is held, by this object or any other. One round trip."""
+        return self._plans.site.run(lambda _: self._plans.locked())
+
+    def force_release(self) -> bool:
+        """Take the lock from its holder, for an operator; False if it is not held.
+
+        The holder loses it at its next renewal or `ensure_held`, and may write until then: only fences refuse that.
+        """
+        return self._plans.site.run(lambda _: self._plans.force_release())
 
     def close(self) -> None:
         """Let go of the connections, which all tools on this store share; the next call makes new ones."""
@@ -319,9 +349,20 @@ class AsyncLock:
         return hold is not None and await self._plans.site.arun(lambda _: self._plans.release(hold))
 
     async def ensure_held(self) -> None:
-        """Renew it now; raises `LockLost` if it is not ours any more. One round trip."""
+        """Renew it now, or after *max_hold* only ask; raises `LockLost` if it is not ours any more. One round trip."""
         hold = self._own()
         await self._plans.site.arun(lambda _: self._plans.ensure_held(hold))
+
+    async def locked(self) -> bool:
+        """Whether the lock is held, by this object or any other. One round trip."""
+        return await self._plans.site.arun(lambda _: self._plans.locked())
+
+    async def force_release(self) -> bool:
+        """Take the lock from its holder, for an operator; False if it is not held.
+
+        The holder loses it at its next renewal or `ensure_held`, and may write until then: only fences refuse that.
+        """
+        return await self._plans.site.arun(lambda _: self._plans.force_release())
 
     async def aclose(self) -> None:
         """Let go of this event loop's connections; it does so itself when it ends."""

@@ -131,7 +131,10 @@ class Redis:
         try:
             yield
         finally:
-            await self.store.aclose()
+            if self._owned:
+                await self.store.aclose()
+            elif (link := self.store.latest()) and link.loop is asyncio.get_running_loop():
+                await link.aclose()  # the store is its owner's to close; this loop's connections end with the loop
 
 
 @cache

@@ -24,22 +24,23 @@ local id, gen, outcome = ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local failures, open_for, successes, lease = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local share, span, least = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local fields = redis.call('HMGET', key, 'state', 'consecutive_failures', 'consecutive_successes', 'opened_at', 'number',
-  'forced', 'changed_by', 'was')
+  'forced', 'changed_by', 'was', 'extra_probes')
 local state, failed, succeeded = fields[1] or 'CLOSED', tonumber(fields[2] or 0), tonumber(fields[3] or 0)
 local opened, number = math.min(tonumber(fields[4] or 0), now), tonumber(fields[5] or 0)
-local forced, changed_by, was = fields[6] or '', fields[7] or '', fields[8] or ''
+local forced, changed_by, was, extra = fields[6] or '', fields[7] or '', fields[8] or '', tonumber(fields[9] or 0)
 local me = op .. id
 
 local function become(new)
   was, changed_by = state, me
-  state, number, failed, succeeded = new, number + 1, 0, 0
+  state, number, failed, succeeded, extra = new, number + 1, 0, 0, 0
   if new == 'OPEN' then opened = now end
   redis.call('DEL', probes, window)
 end
 
 local function save()
   redis.call('HSET', key, 'state', state, 'consecutive_failures', failed, 'consecutive_successes', succeeded,
-    'opened_at', whole(opened), 'number', number, 'forced', forced, 'changed_by', changed_by, 'was', was)
+    'opened_at', whole(opened), 'number', number, 'forced', forced, 'changed_by', changed_by, 'was', was,
+    'extra_probes', extra)
   redis.call('PEXPIRE', key, math.ceil(open_for / 1000) + {KEPT})
   if forced ~= '' then redis.call('PERSIST', key) end
 end
@@ -82,7 +83,8 @@ if op == 'admit' then
   redis.call('ZREMRANGEBYSCORE', probes, '-inf', whole(now))
   if not redis.call('ZSCORE', probes, id) then
     local first = redis.call('ZRANGE', probes, 0, 0, 'WITHSCORES')[2]
-    if first and redis.call('ZCARD', probes) + succeeded >= successes then  -- one may always probe: rules may change
+    -- one may always probe: rules may change
+    if first and redis.call('ZCARD', probes) + succeeded >= successes + extra then
       local left = first - now  -- its result comes long before, as a rule: ask when it has taken twice as long
       return answer(0, 0, math.min(left, math.max(lease - left, {SOON})))
     end
@@ -93,7 +95,12 @@ if op == 'admit' then
 end
 
 if op == 'report' then
-  redis.call('ZREM', probes, id)
+  -- A part of the call in another thread or process found all probes taken: next time there must be one more, or calls
+  -- that need two could never succeed.
+  if redis.call('ZREM', probes, id) == 1 and outcome == 'refused' and state == 'HALF_OPEN' and extra < successes then
+    redis.call('HINCRBY', key, 'extra_probes', 1)
+  end
+  if outcome == 'refused' then outcome = 'ignored' end
   if changed_by == me or outcome == 'ignored' or forced ~= '' or (gen >= 0 and gen ~= number) or state == 'OPEN' then
     return answer(0, 0, 0)
   end
@@ -144,7 +151,7 @@ class BreakerState:
 
     def __init__(self) -> None:
         self.state, self.failed, self.succeeded, self.opened, self.number = "CLOSED", 0, 0, 0, 0
-        self.forced, self.changed_by, self.was = "", "", ""
+        self.forced, self.changed_by, self.was, self.extra = "", "", "", 0
         self.probes: dict[str, int] = {}
         self.seen: dict[str, int] = {}
         self.window: dict[int, list[int]] = {}
@@ -161,7 +168,7 @@ class BreakerState:
             return self._answer(me, 0, 0, lease if self.forced else self.opened + open_for - now)
         self.probes = {probe: until for probe, until in self.probes.items() if until > now}
         if id not in self.probes:
-            if self.probes and len(self.probes) + self.succeeded >= successes:
+            if self.probes and len(self.probes) + self.succeeded >= successes + self.extra:
                 left = min(self.probes.values()) - now
                 return self._answer(me, 0, 0, min(left, max(lease - left, SOON)))
             self.probes[id] = now + lease
@@ -170,7 +177,11 @@ class BreakerState:
     def report(self, now: int, id: str, gen: int, outcome: str, *rules: int) -> list[Any]:
         failures, open_for, successes, _, share, span, least = rules
         me = self._begin("report" + id, now)
-        self.probes.pop(id, None)
+        freed = self.probes.pop(id, None) is not None
+        if outcome == "refused":
+            if freed and self.state == "HALF_OPEN" and self.extra < successes:
+                self.extra += 1
+            outcome = "ignored"
         late = self.changed_by == me or (gen >= 0 and gen != self.number) or self.state == "OPEN"
         if late or outcome == "ignored" or self.forced:
             return self._answer(me, 0, 0, 0)
@@ -227,7 +238,7 @@ class BreakerState:
 
     def _become(self, new: str, me: str, now: int) -> None:
         self.was, self.changed_by = self.state, me
-        self.state, self.number, self.failed, self.succeeded = new, self.number + 1, 0, 0
+        self.state, self.number, self.failed, self.succeeded, self.extra = new, self.number + 1, 0, 0, 0
         if new == "OPEN":
             self.opened = now
         self.probes, self.window = {}, {}

@@ -11,7 +11,7 @@ MOST_GONE = 1000
 
 # A String with the holder's id, as everybody expects a lock to be; the last fence; who released it, with until when to
 # remember that. The last one is for requests that come late: a lock that was given back is not taken again by a request
-# from before. One with a minus never had it.
+# from before. One with a minus never had it, or was evicted; one with an equals sign is a call that evicted a holder.
 LUA = f"""
 local lock, counter, gone = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, before = ARGV[3], ARGV[4], ARGV[5]
@@ -39,12 +39,25 @@ if op == 'renew' then
   return {{1}}
 end
 
-if has_gone(owner) then return {{1}} end
-redis.call('ZREMRANGEBYSCORE', gone, '-inf', whole(now))
-redis.call('ZADD', gone, whole(now + {GONE}), holder == owner and owner or '-' .. owner)
-redis.call('ZREMRANGEBYRANK', gone, 0, -{MOST_GONE + 1})
-redis.call('PEXPIRE', gone, {GONE // 1000})
-if holder ~= owner then return {{0}} end  -- it never was, or is no longer; and from now on it never will be
+if op == 'peek' then return {{holder == owner and 1 or 0, holder and 1 or 0}} end
+
+local function remember(who)
+  redis.call('ZREMRANGEBYSCORE', gone, '-inf', whole(now))
+  redis.call('ZADD', gone, whole(now + {GONE}), who)
+  redis.call('ZREMRANGEBYRANK', gone, 0, -{MOST_GONE + 1})
+  redis.call('PEXPIRE', gone, {GONE // 1000})
+end
+
+if op == 'evict' then  -- *owner* is the id of this call: repeated, it must not evict the next holder
+  if has_gone('=' .. owner) then return {{1}} end
+  if not holder then return {{0}} end
+  remember('=' .. owner)
+  remember('-' .. holder)
+else
+  if has_gone(owner) then return {{1}} end
+  remember(holder == owner and owner or '-' .. owner)
+  if holder ~= owner then return {{0}} end  -- it never was, or is no longer; and from now on it never will be
+end
 redis.call('DEL', lock)
 redis.pcall('PUBLISH', lock, '')
 return {{1}}
@@ -85,18 +98,37 @@ class LockState:
         if owner in self.gone:
             return [1]
         ours = self.holder == owner
-        who = owner if ours else "-" + owner
-        self.gone.pop(who, None)
-        self.gone[who] = now + GONE
-        if len(self.gone) > MOST_GONE:
-            del self.gone[next(iter(self.gone))]
+        self._remember(owner if ours else "-" + owner, now)
         if ours:
             self.holder = ""
         return [int(ours)]
 
+    def evict(self, now: int, call: str, ttl: int) -> list[int]:
+        """Take the lock from its holder. *call* is the id of this call: repeated, it must not evict the next holder."""
+        self._expire(now)
+        if "=" + call in self.gone:
+            return [1]
+        if not self.holder:
+            return [0]
+        self._remember("=" + call, now)
+        self._remember("-" + self.holder, now)
+        self.holder = ""
+        return [1]
+
+    def peek(self, now: int, owner: str, ttl: int) -> list[int]:
+        """Whether *owner* holds the lock, and whether it is held at all."""
+        self._expire(now)
+        return [int(self.holder == owner), int(bool(self.holder))]
+
     def is_expired(self, now: int) -> bool:
         self._expire(now)
         return not (self.holder or self.gone) and now > self.last  # the next fence is at least the time
+
+    def _remember(self, who: str, now: int) -> None:
+        self.gone.pop(who, None)
+        self.gone[who] = now + GONE
+        if len(self.gone) > MOST_GONE:
+            del self.gone[next(iter(self.gone))]
 
     def _expire(self, now: int) -> None:
         if now >= self.until:

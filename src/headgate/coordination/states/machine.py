@@ -60,7 +60,7 @@ class Operation(NamedTuple):
 
 
 # Operations that may let somebody else go on.
-WAKING = frozenset({"release", "settle", "add", "add_new", "enqueue", "undo"})
+WAKING = frozenset({"release", "evict", "settle", "add", "add_new", "enqueue", "undo"})
 
 
 def wake_waiters(line: WaiterQueue, channel: str, step: Operation, reply: Reply) -> None:
