@@ -100,9 +100,10 @@ format: $(CHECK_TOOLS) ## let ruff put the format right, and what else it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-types: $(CHECK_TOOLS) ## mypy, strict
+types: $(CHECK_TOOLS) ## mypy, strict, for all; pyright for examples and what users call
 	@echo "== types"
 	@$(BIN)/mypy $(TYPED)
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(PURE) $(COMPILED) ## measure headgate and its peers side by side
 	@$(BIN)/python -m benchmarks --pure-path build/pure \

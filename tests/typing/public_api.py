@@ -1,0 +1,105 @@
+"""Every documented constructor as a user writes it, read by mypy and pyright and never run.
+
+Both report an ignore that is not needed, so a line with one states that the mistake in it is seen.
+"""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+import httpx
+import redis
+import redis.asyncio
+import requests
+
+from headgate import AsyncHybridLimiter, AsyncLimiter, Decision, HybridLimiter, Limiter, Quota
+from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
+from headgate.clients.requests import PoolAdapter
+from headgate.coordination import (
+    AsyncCircuitBreaker,
+    AsyncLock,
+    AsyncPool,
+    AsyncWaitQueue,
+    CircuitBreaker,
+    Lock,
+    Pool,
+    WaitQueue,
+)
+from headgate.stores import MemoryStore, RedisStore
+from headgate.stores.base import Store
+from headgate.testing import ManualClock
+
+URL = "redis://localhost:6379/0"
+
+
+def stores() -> list[Store]:
+    clock = ManualClock()
+    return [
+        MemoryStore(max_keys=10, clock=clock),
+        RedisStore(URL, prefix="app", hash_keys=True, timeout=0.5, connect_timeout=0.1, max_connections=5, clock=clock),
+        RedisStore(redis.Redis()),
+        RedisStore(redis.asyncio.Redis()),
+    ]
+
+
+def limiters(store: Store) -> None:
+    Limiter("100/minute")
+    Limiter(Quota(limit=100, period=60.0, burst=None))
+    Limiter(["10/second", "1000/hour"], algorithm="sliding_window")
+    Limiter("10/second burst 100", algorithm="gcra", store=URL, name="login", on_store_error="deny", prefix="app")
+    Limiter("5/minute", store=MemoryStore())
+    Limiter("5/minute", store=RedisStore(URL))
+    Limiter("5/minute", store=store, on_store_error="local")
+    HybridLimiter("5/minute", store=URL, accuracy="medium", cold="optimistic", max_local_keys=10)
+    HybridLimiter("5/minute", store=RedisStore(URL), algorithm="fixed_window", on_store_error="raise")
+    AsyncLimiter("5/minute", store=MemoryStore())
+    AsyncLimiter("5/minute", store=RedisStore(URL), clock=ManualClock())
+    AsyncHybridLimiter("5/minute", store=RedisStore(URL))
+
+
+def coordination(store: Store) -> None:
+    for given in (URL, store, MemoryStore(), RedisStore(URL)):
+        Lock("reindex", store=given, ttl=30.0, timeout=5.0, max_hold=60.0)
+        CircuitBreaker("api", store=given, failures=3, open_for=600.0, successes=3, ignore=(ValueError,))
+        Pool("agents", store=given, lease=30.0, slots=2, quota="80/10 minutes", failures=3)
+        WaitQueue("tokens", store=given, timeout=60.0, max_length=10)
+        AsyncLock("reindex", store=given)
+        AsyncCircuitBreaker("api", store=given)
+        AsyncPool("agents", store=given)
+        AsyncWaitQueue("tokens", store=given)
+
+
+def calls(limiter: Limiter) -> Decision:
+    with limiter, Lock("x") as lock, CircuitBreaker("y"), Pool("z").acquire(timeout=1.0) as leased:
+        fence: int = lock.fence
+        member: str = leased.member
+        decision = limiter.acquire(member, permits=fence, timeout=2.0)
+    remaining: int = decision.remaining
+    wait: float = decision.retry_after
+    return limiter.try_acquire("k", permits=remaining) if wait else limiter.peek("k")
+
+
+async def async_calls(limiter: AsyncLimiter) -> Decision:
+    async with limiter, AsyncLock("x") as lock, AsyncCircuitBreaker("y"):
+        fence: int = lock.fence
+        return await limiter.acquire("k", permits=fence, timeout=2.0)
+
+
+def decorated(limiter: Limiter) -> float:
+    @limiter.limit("k", timeout=1.0)
+    def half(number: int) -> float:
+        return number / 2
+
+    return half(3)
+
+
+def clients(pool: Pool, shared: AsyncPool) -> None:
+    session = requests.Session()
+    session.mount("https://", PoolAdapter(pool, lambda request, member: None))
+    httpx.Client(transport=PoolTransport(pool, lambda request, member: None))
+    httpx.AsyncClient(transport=AsyncPoolTransport(shared, lambda request, member: None))
+
+
+def mistakes(limiter: Limiter) -> None:
+    limiter.try_acquire(5)  # type: ignore[arg-type]
+    Limiter("5/minute", store=redis.Redis())  # type: ignore[arg-type]
+    HybridLimiter("5/minute", store=MemoryStore())  # type: ignore[arg-type]
+    PoolTransport(limiter, lambda request, member: None)  # type: ignore[arg-type]
