@@ -12,6 +12,9 @@ from tests.support.service import Service
 class Lines:
     """Headers with the lines that came."""
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._lines
+
     def __init__(self, **lines: str | list[str]) -> None:
         self._lines = {
             name.replace("_", "-"): [value] if isinstance(value, str) else value for name, value in lines.items()

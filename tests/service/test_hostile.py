@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
-from headgate.service.batch import objects
+from headgate.service.batch import count_objects
 from tests.service.conftest import Start
 from tests.support.service import API, Service
 
@@ -226,7 +226,7 @@ def test_a_batch_of_too_many_is_refused_before_it_is_read(service: Service, key:
     ],
 )
 def test_objects_are_counted_in_any_text(text: bytes, more: int) -> None:
-    assert objects(b"{" * 1001 + text + b"{") == 1001 + more
+    assert count_objects(b"{" * 1001 + text + b"{") == 1001 + more
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import re
 import secrets
 import signal
 from collections.abc import Awaitable, Callable
@@ -29,9 +28,10 @@ from headgate.service.board import (
     Board,
 )
 from headgate.service.body import Bodies
+from headgate.service.delivery import Delivery
 from headgate.service.denied import DeniedKeys
 from headgate.service.files import BadFile, Sources, Watch
-from headgate.service.http import Exchange, Refusal, Reply, Scope, problem
+from headgate.service.http import Exchange, Refusal, Reply, Scope, check_framing, problem, request_id_of
 from headgate.service.kept import Kept, keep, newest
 from headgate.service.logs import configure, masked, unquoted
 from headgate.service.rules import Book, Lane
@@ -43,6 +43,8 @@ from headgate.stores.memory import MemoryStore
 logger = logging.getLogger("headgate.service")
 
 Handler = Callable[["App", Scope, Exchange], Awaitable[Reply | None]]  # None: it has answered itself
+
+KEEP_ALIVE = 10  # seconds that a connection may send nothing before it is closed
 
 API = "/api/v1/rate-limit"
 ROUTES: dict[str, dict[str, Handler]] = {
@@ -62,8 +64,6 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/playground/check": {"POST": playground.check},
     "/playground/peek": {"GET": playground.peek},
 }
-
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class State:
@@ -93,6 +93,7 @@ class App:
         self.board = Board(board)
         self._place = board
         self.denied = DeniedKeys()
+        self.delivery = Delivery()
         self.playground = playground.Sessions()
         self.page = static.load()
         self.bodies = Bodies()
@@ -140,26 +141,29 @@ class App:
     async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
         request_id = ""
         method = scope.method
+        fields = scope.headers
         try:
+            if len(fields.get_all("host")) != 1 or "transfer-encoding" in fields:
+                check_framing(scope.http_version, fields)
             route = ROUTES.get(scope.path)
             handler = route.get(method) if route else None
             reply = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
             if reply is None:
                 return
         except Refusal as refusal:
-            request_id = _request_id(scope) or secrets.token_hex(8)
+            request_id = request_id_of(fields) or secrets.token_hex(8)
             reply = problem(refusal.status, refusal.detail, *refusal.headers, request_id=request_id)
             self.gauges[PROBLEMS] += 1
             if self.debug:
                 shown = refusal.detail if self.state.settings.log_keys else unquoted(refusal.detail)
                 logger.debug("%d: %s", refusal.status, shown, extra={"request_id": request_id})
         except Exception:
-            request_id = _request_id(scope) or secrets.token_hex(8)
+            request_id = request_id_of(fields) or secrets.token_hex(8)
             reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
             self.gauges[PROBLEMS] += 1
             logger.exception("Error answering %s, request %s", method, request_id, extra={"request_id": request_id})
         status, headers, body = reply
-        if request_id or (request_id := _request_id(scope)):
+        if request_id or (request_id := request_id_of(fields)):
             headers.append(("x-request-id", request_id))
         if method == "HEAD":
             exchange.response_empty(status, headers)
@@ -231,6 +235,8 @@ class App:
         self._opened = seen.opened
         if isinstance(self.store, MemoryStore):
             self.gauges[KEYS] = len(self.store)
+        if seconds % KEEP_ALIVE == 0:
+            self.delivery.rotate()
         if seconds % 60 == 0:
             self.denied.fade()
         self.slab.write(self.denied.encoded())
@@ -246,8 +252,3 @@ def make_store(settings: Settings) -> Store:
     if settings.store == "memory://":
         return MemoryStore(max_keys=settings.max_keys)
     return open_store(settings.store, None, {})[0]
-
-
-def _request_id(scope: Scope) -> str:
-    given = scope.headers.get("x-request-id")
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""

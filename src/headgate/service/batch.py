@@ -20,12 +20,12 @@ from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import check_permits
 from headgate.service.answers import as_shown, count, exempted, refused, reply, unanswered
-from headgate.service.body import from_json
+from headgate.service.body import from_json, refuse_doubled
 from headgate.service.checks import FORM
 from headgate.service.http import Exchange, Refusal, Reply, Scope
 from headgate.service.model import BATCH, Answer, Check, Checks
 from headgate.service.query import parse
-from headgate.service.rules import Lane
+from headgate.service.rules import Charge, Lane
 from headgate.service.subject import find
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ AT_ONCE = 4  # batches in a worker: between two turns of somebody else lies a sl
 QUOTES = 14  # of one check: four names, three texts
 
 
-def objects(raw: bytes) -> int:
+def count_objects(raw: bytes) -> int:
     """How many checks a JSON text has, found without making any: a megabyte of `{}` took 100 ms to refuse."""
     count = raw.count(b"{")
     if count <= BATCH:
@@ -60,28 +60,35 @@ class Planned(NamedTuple):
     cost: int
 
 
-async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def batch(app: App, scope: Scope, exchange: Exchange) -> Reply | None:
     """Answer a list with a list."""
     state = app.state
     state.tokens.demand("check", scope.headers)
     parse(scope.query_string, frozenset())
     raw = await app.bodies.read(scope, exchange)
     async with app.batches:
-        bodies = await _answers(app, state, scope, raw)
+        charges: list[Charge] = []
+        bodies = await _answers(app, state, scope, raw, charges)
     headers = [("content-type", "application/json"), ("cache-control", "no-store")]
-    return 200, headers, "[" + ",".join(bodies) + "]"
+    answers = 200, headers, "[" + ",".join(bodies) + "]"
+    if not charges:
+        return answers
+    await app.delivery.send(scope, exchange, answers, charges)
+    return None
 
 
-async def _answers(app: App, state: State, scope: Scope, raw: bytes) -> list[str]:
-    if objects(raw) > BATCH:
+async def _answers(app: App, state: State, scope: Scope, raw: bytes, charges: list[Charge]) -> list[str]:
+    if count_objects(raw) > BATCH:
         raise Refusal(400, f"more than {BATCH} checks in one batch; send at most {BATCH}")
     checks: list[Check] = from_json(scope, raw, Checks, f"a list of up to {BATCH} such as [{FORM}]")
+    objects = msgspec.json.decode(raw, type=list[msgspec.Raw])
     await asyncio.sleep(0)
     planned: list[Planned] = []
     found: list[str | Refusal] = []
     for start in range(0, len(checks), SLICE):
         for i, one in enumerate(checks[start : start + SLICE], start):
             try:
+                refuse_doubled(bytes(objects[i]), one.__struct_fields__)
                 planned.append(_plan(state, scope, one))
             except Refusal as refusal:
                 place = f"check {i + 1} of {len(checks)}, $[{i}]"
@@ -89,7 +96,7 @@ async def _answers(app: App, state: State, scope: Scope, raw: bytes) -> list[str
         await asyncio.sleep(0)
     width = TRIP if planned and planned[0].lane.take is None else SLICE
     for start in range(0, len(planned), width):
-        found += await _decide(app, state, planned[start : start + width])
+        found += await _decide(app, state, planned[start : start + width], charges)
         await asyncio.sleep(0)
     lost = [one for one in found if isinstance(one, Refusal)]
     if lost and len(lost) == len(found):
@@ -109,8 +116,11 @@ def _plan(state: State, scope: Scope, one: Check) -> Planned:
     return Planned(lane, key, exempt, cost)
 
 
-async def _decide(app: App, state: State, planned: list[Planned]) -> list[str | Refusal]:
-    """The answers to a slice. Keys travel together, but those who ask for the same key do so in order."""
+async def _decide(app: App, state: State, planned: list[Planned], charges: list[Charge]) -> list[str | Refusal]:
+    """The answers to a slice; what was spent is added to *charges*.
+
+    Different keys travel together, checks of the same key are made in order.
+    """
     bodies: list[str | Refusal] = [""] * len(planned)
     turns: dict[tuple[int, str], list[int]] = {}
     for i, one in enumerate(planned):
@@ -119,7 +129,7 @@ async def _decide(app: App, state: State, planned: list[Planned]) -> list[str | 
             bodies[i] = str(exempted(app, one.lane, one.key, 0)[2])
         elif one.lane.take:
             made = one.lane.take(one.key, one.cost)
-            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began)
+            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began, charges)
         else:
             turns.setdefault((id(one.lane), one.key), []).append(i)
 
@@ -131,13 +141,15 @@ async def _decide(app: App, state: State, planned: list[Planned]) -> list[str | 
             except StoreUnavailable as error:
                 bodies[i] = unanswered(app, one.lane, one.key, error)
                 continue
-            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began)
+            bodies[i] = _body(app, state, one, made, perf_counter_ns() - began, charges)
 
     await asyncio.gather(*(take(positions) for positions in turns.values()))
     return bodies
 
 
-def _body(app: App, state: State, one: Planned, made: Decision, nanoseconds: int) -> str:
+def _body(app: App, state: State, one: Planned, made: Decision, nanoseconds: int, charges: list[Charge]) -> str:
+    if made.allowed and not made.degraded:
+        charges.append((one.lane, one.key, one.cost))
     allowed = count(app, one.lane, one.key, made, nanoseconds)
     return str(reply(state, one.lane, as_shown(one.key), made, allowed)[2])
 

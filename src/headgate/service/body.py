@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import msgspec
@@ -66,6 +67,24 @@ def from_json(scope: Scope, raw: bytes, type: Any, form: str) -> Any:
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refusal(415, f"the body is {kind!r:.80}; send application/json: {form}")
     try:
-        return msgspec.json.decode(raw, type=type)
+        found = msgspec.json.decode(raw, type=type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(400, f"cannot read the body: {error}; send {form}") from None
+    if isinstance(found, msgspec.Struct):
+        refuse_doubled(raw, found.__struct_fields__)
+    return found
+
+
+def refuse_doubled(raw: bytes, names: tuple[str, ...]) -> None:
+    """Refuse *raw*, one flat JSON object with no names but *names*, if it has a name twice: msgspec takes the last."""
+    if b"\\" not in raw and all(raw.count(b'"%b"' % name.encode()) < 2 for name in names):
+        return  # without escapes every name is written as it is, and a value that reads like one counts as well
+    json.loads(raw, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> None:
+    seen = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise Refusal(400, f"the field {name!r} is given twice; give it once")
+        seen.add(name)

@@ -37,7 +37,7 @@ MAX_QUERY = 512  # characters of such a query
 MAX_WAITERS = 4000  # in one worker; who comes later is answered at once
 
 
-async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def check(app: App, scope: Scope, exchange: Exchange) -> Reply | None:
     """Spend permits: 200 when granted, 429 when not."""
     began = perf_counter_ns()
     state = app.state
@@ -46,13 +46,13 @@ async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
     query = scope.query_string
     seen = state.seen.get(query)
     if seen is not None:
-        return await _take(app, state, *seen, began)
+        return await _take(app, state, scope, exchange, *seen, began)
     asked = parse(query, CHECK_PARAMETERS)
     permits = whole("permits", asked["permits"]) if "permits" in asked else 1
     return await _check(app, state, scope, exchange, asked, permits, began, query)
 
 
-async def post(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def post(app: App, scope: Scope, exchange: Exchange) -> Reply | None:
     """The same; what is asked may be in the query, in the body, or in both."""
     state = app.state
     state.tokens.demand("check", scope.headers)
@@ -77,16 +77,16 @@ async def _check(
     permits: int,
     began: int,
     query: str | None,
-) -> Reply:
+) -> Reply | None:
     lane, key, exempt = find(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     if exempt:
         return exempted(app, lane, key, perf_counter_ns() - began)
     if "wait" in asked:
         seconds = _seconds(state, asked["wait"])
         if not lane.shadow:  # what is always allowed needs no waiting
-            return await _wait(app, state, exchange, lane, key, permits, seconds)
+            return await _wait(app, state, scope, exchange, lane, key, permits, seconds)
     shown = as_shown(key)
-    answer = await _take(app, state, lane, key, shown, permits * lane.cost, began)
+    answer = await _take(app, state, scope, exchange, lane, key, shown, permits * lane.cost, began)
     if query is not None and "key" in asked and len(query) <= MAX_QUERY and lane.plain:
         # it was a good one, short enough to keep, and nothing but the query decided what it asks for
         if len(state.seen) >= MAX_SEEN:
@@ -95,14 +95,20 @@ async def _check(
     return answer
 
 
-async def _take(app: App, state: State, lane: Lane, key: str, shown: str, cost: int, began: int) -> Reply:
+async def _take(
+    app: App, state: State, scope: Scope, exchange: Exchange, lane: Lane, key: str, shown: str, cost: int, began: int
+) -> Reply | None:
     try:
         made = lane.take(key, cost) if lane.take else await lane.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
         raise refused(lane, cost, error) from None
     except StoreUnavailable as error:
         raise unanswered(app, lane, key, error) from None
-    return reply(state, lane, shown, made, count(app, lane, key, made, perf_counter_ns() - began))
+    answer = reply(state, lane, shown, made, count(app, lane, key, made, perf_counter_ns() - began))
+    if not made.allowed or made.degraded or app.delivery.is_known(scope.client):
+        return answer
+    await app.delivery.send(scope, exchange, answer, [(lane, key, cost)])
+    return None
 
 
 async def head(app: App, scope: Scope, exchange: Exchange) -> Reply:
@@ -173,8 +179,8 @@ async def _look(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, L
 
 
 async def _wait(
-    app: App, state: State, exchange: Exchange, lane: Lane, key: str, permits: int, seconds: float
-) -> Reply:
+    app: App, state: State, scope: Scope, exchange: Exchange, lane: Lane, key: str, permits: int, seconds: float
+) -> Reply | None:
     """Hold the answer until the permits are there, or the time is over; a client that leaves takes none."""
     if app.waiting >= MAX_WAITERS:
         seconds = 0.0
@@ -196,7 +202,11 @@ async def _wait(
         app.waiting -= 1
         answer.cancel()
         gone.cancel()
-    return reply(state, lane, as_shown(key), made, count(app, lane, key, made, None))
+    reply_made = reply(state, lane, as_shown(key), made, count(app, lane, key, made, None))
+    if not made.allowed or made.degraded:
+        return reply_made
+    await app.delivery.send(scope, exchange, reply_made, [(lane, key, permits * lane.cost)])
+    return None
 
 
 def _seconds(state: State, text: str | float) -> float:

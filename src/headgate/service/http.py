@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ Reply = tuple[int, Headers, str | bytes]
 class RequestHeaders(Protocol):
     def get(self, key: str, default: Any = None) -> Any: ...
     def get_all(self, key: str) -> list[str]: ...
+    def __contains__(self, key: str) -> bool: ...
 
 
 class Scope(Protocol):
@@ -21,6 +23,8 @@ class Scope(Protocol):
 
     @property
     def client(self) -> str: ...
+    @property
+    def http_version(self) -> str: ...
     @property
     def method(self) -> str: ...
     @property
@@ -33,6 +37,7 @@ class Scope(Protocol):
 
 class Stream(Protocol):
     async def send_str(self, data: str) -> None: ...
+    async def send_bytes(self, data: bytes) -> None: ...
 
 
 class Exchange(Protocol):
@@ -81,6 +86,8 @@ TITLES = {
     503: "Service Unavailable",
 }
 
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
 _encode = msgspec.json.encode
 
 
@@ -88,6 +95,23 @@ def problem(status: int, detail: str, *headers: tuple[str, str], request_id: str
     """The answer to a request that cannot be served."""
     body = _encode(Problem(TITLES[status], status, detail, requestId=request_id))
     return status, [("content-type", "application/problem+json"), ("cache-control", "no-store"), *headers], body
+
+
+def request_id_of(headers: RequestHeaders) -> str:
+    """The client's own id of its request, if it is one that can be sent back."""
+    given = headers.get("x-request-id")
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else ""
+
+
+def check_framing(version: str, headers: RequestHeaders) -> None:
+    """Refuse what two servers in a row could understand differently: the host of a request, and where its body ends."""
+    hosts = len(headers.get_all("host"))
+    if hosts > 1 or (hosts == 0 and version != "1"):
+        raise Refusal(400, f"the request has {hosts or 'no'} Host fields; HTTP/1.1 needs one", ("connection", "close"))
+    codings = headers.get_all("transfer-encoding")
+    if codings and [coding.lower() for coding in codings] != ["chunked"]:
+        why = f"the transfer coding {', '.join(codings)!r:.60} cannot be read; send chunked, or Content-Length"
+        raise Refusal(400, why, ("connection", "close"))
 
 
 def as_json(value: Any, status: int = 200) -> Reply:

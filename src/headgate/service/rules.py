@@ -88,6 +88,9 @@ class Lane:
         return client is not None and within(client, self.exempt_networks or ())
 
 
+Charge = tuple[Lane, str, int]  # a key, and the permits that a check has spent of it
+
+
 class Book:
     """All rules of one reading of the settings."""
 

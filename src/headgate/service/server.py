@@ -22,7 +22,7 @@ from granian.log import LogLevels
 
 import headgate
 from headgate.service import logs
-from headgate.service.app import App, make_store
+from headgate.service.app import KEEP_ALIVE, App, make_store
 from headgate.service.board import STOPPING, Board, create
 from headgate.service.files import BadFile, Sources
 from headgate.service.kept import Kept, keep
@@ -30,7 +30,6 @@ from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
 
 HEADER_BYTES = 64 * 1024
-HEADER_SECONDS = 10  # for a client to send its head; slower ones only hold a socket
 CONCURRENT = 16_384  # requests in one worker, those that wait and watch included; more are not read until others end
 OPEN_FILES = 65_536
 LOOP_DEATHS, LOOP_SECONDS = 5, 30.0  # so many workers dead in so short a time, and none alive: nothing will help
@@ -132,7 +131,7 @@ def serve(sources: Sources) -> None:
             websockets=False,
             backpressure=CONCURRENT,
             http=HTTPModes.http1,  # to find out whether it is 2, granian waits for the first byte for ever
-            http1_settings=HTTP1Settings(header_read_timeout=1000 * HEADER_SECONDS, max_buffer_size=HEADER_BYTES),
+            http1_settings=HTTP1Settings(header_read_timeout=1000 * KEEP_ALIVE, max_buffer_size=HEADER_BYTES),
             log_level=LogLevels.warning,
             log_dictconfig=logs.granian(settings.log_format),
             respawn_failed_workers=True,
