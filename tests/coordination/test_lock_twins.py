@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.states.lock import GONE, LOCK, MOST_GONE
+from headgate.coordination.states.lock import LOCK, MAX_RELEASED, RELEASED_TTL
 from tests.support.servers import Server
 from tests.support.twins import Twins
 
@@ -26,7 +26,7 @@ class LockTwins(Twins):
 
     def expire(self) -> None:
         """The holder's time is over, and who released it is forgotten; only the counter stays."""
-        self.clock.advance(GONE / MICROSECONDS)
+        self.clock.advance(RELEASED_TTL / MICROSECONDS)
         self.server.client().delete(self.machine.keys(self.name)[0])
 
     def forget_the_counter(self) -> None:
@@ -85,12 +85,12 @@ def test_who_has_gone_is_forgotten(redis_server: Server) -> None:
     client, key = redis_server.client(), LOCK.keys(twins.name)[2]
 
     def gone() -> set[int]:
-        return {len(twins.memory._states[("lock", twins.name)].gone), client.zcard(key)}
+        return {len(twins.memory._states[("lock", twins.name)].released), client.zcard(key)}
 
-    for number in range(MOST_GONE + 5):
+    for number in range(MAX_RELEASED + 5):
         twins.step("release", str(number), TTL)
-        assert gone() == {min(number + 1, MOST_GONE)}
-    twins.clock.advance(GONE / MICROSECONDS)
+        assert gone() == {min(number + 1, MAX_RELEASED)}
+    twins.clock.advance(RELEASED_TTL / MICROSECONDS)
     twins.step("release", "last", TTL)
     assert gone() == {1}
     twins.close()

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.coordination.states.member import PLAIN as USUAL
+from headgate.coordination.states.member import DEFAULT_RULES
 from headgate.coordination.states.pool import POOL, UNANSWERED
 from tests.support.servers import Server
 from tests.support.twins import Twins
@@ -88,7 +88,7 @@ def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
         "3,2,9000000,1",
         "",
         "2,1,9000000,1,3,60000000",
-        USUAL,
+        DEFAULT_RULES,
         "2,0,9000000,1,1,60000000",
         "1,1,9000000,3",
     ]

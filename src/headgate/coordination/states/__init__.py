@@ -1,5 +1,6 @@
-"""The rules of the tools: one file each, the Lua for Redis and the Python for memory side by side, with the same names.
+"""The state machines of lock, circuit breaker, pool and queue: one file each, with its Lua and its Python.
 
-No I/O and no clock: the time is an argument, in microseconds. Every operation may be run twice with the same arguments,
-and the second run changes nothing and answers the same.
+Redis runs the Lua, memory runs the Python; both have the same operations under the same names and give the same
+replies. There is no I/O and no clock here: the time is an argument, in microseconds. Every operation may be run twice
+with the same arguments: the second run changes nothing and gives the same reply.
 """

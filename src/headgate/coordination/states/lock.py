@@ -1,33 +1,64 @@
-"""The rules of a lock: whose it is, until when, and the number of its acquisition."""
+"""The state of a lock: its holder, the end of the holder's TTL, and the last fence.
+
+Each acquisition has an owner id of its own; the holder is known by it.
+
+acquire  gives the lock to *owner* if it is free or held by *replaces*: an earlier owner of the same lock object whose
+         release was not confirmed. Replies with granted, fence and wait. Granted is 1; or 0, and wait is the holder's
+         TTL in milliseconds; or -1, as this owner was released before.
+renew    starts the TTL of *owner* again. Replies with 1, or with 0 if it is not the holder.
+release  frees the lock if *owner* holds it. Replies with 1 if it did hold it, else with 0.
+evict    frees the lock, whatever its holder; here *owner* is the id of this call. Replies with 1 if it was held, else
+         with 0.
+peek     replies with whether *owner* holds the lock, and whether it is held at all. Changes nothing.
+
+Each may be run twice. The holder that acquires again gets the same fence and a fresh TTL. A released owner is
+remembered, so that a second release replies as the first did, and so that an acquire that was delayed in the network
+and arrives after its release is refused: it would take a lock that no caller is going to release. An owner that was
+evicted, or released without having held the lock, is remembered with a minus before its id. The call of an eviction is
+remembered with an equals sign: repeated, it must not evict the next holder.
+"""
 
 from __future__ import annotations
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.states.machine import StateMachine, drop_expired
 
-FENCE_TTL = 7 * 86_400_000  # milliseconds that the counter outlives the last acquisition
-GONE = 600 * MICROSECONDS  # how long it is remembered who released it, or will never have it
-MOST_GONE = 1000
+FENCE_TTL = 7 * 86_400_000  # milliseconds that the last fence is kept after the last acquisition or renewal
+RELEASED_TTL = 600 * MICROSECONDS  # how long a released owner is remembered
+MAX_RELEASED = 1000  # released owners that are remembered; the oldest are forgotten first
 
-# A String with the holder's id, as everybody expects a lock to be; the last fence; who released it, with until when to
-# remember that. The last one is for requests that come late: a lock that was given back is not taken again by a request
-# from before. One with a minus never had it, or was evicted; one with an equals sign is a call that evicted a holder.
+# Keys: a String with the holder, as other clients expect of a lock; a String with the last fence; a Sorted Set of
+# released owners by when to forget them. ARGV from 3: owner, ttl in milliseconds, replaces.
 LUA = f"""
-local lock, counter, gone = KEYS[1], KEYS[2], KEYS[3]
-local owner, ttl, before = ARGV[3], ARGV[4], ARGV[5]
+local lock, counter, released = KEYS[1], KEYS[2], KEYS[3]
+local owner, ttl, replaces = ARGV[3], ARGV[4], ARGV[5]
 local holder = redis.call('GET', lock)
-local function has_gone(who) return tonumber(redis.call('ZSCORE', gone, who) or 0) > now end
+
+local function was_released(id) return tonumber(redis.call('ZSCORE', released, id) or 0) > now end
+
+local function remember(id)
+  redis.call('ZREMRANGEBYSCORE', released, '-inf', format_int(now))
+  redis.call('ZADD', released, format_int(now + {RELEASED_TTL}), id)
+  redis.call('ZREMRANGEBYRANK', released, 0, -{MAX_RELEASED + 1})
+  redis.call('PEXPIRE', released, {RELEASED_TTL // 1000})
+end
+
+local function free()
+  redis.call('DEL', lock)
+  redis.pcall('PUBLISH', lock, '')
+  return {{1}}
+end
 
 if op == 'acquire' then
-  if has_gone(owner) or has_gone('-' .. owner) then return {{-1, 0, 0}} end
+  if was_released(owner) or was_released('-' .. owner) then return {{-1, 0, 0}} end
   local last = tonumber(redis.call('GET', counter) or 0)
   if holder == owner then
     redis.call('PEXPIRE', lock, ttl)
     return {{1, last, 0}}
   end
-  if holder and holder ~= before then return {{0, 0, redis.call('PTTL', lock)}} end
-  local fence = math.max(last + 1, now)  -- with the time in it: a counter that was lost does not start again
-  redis.call('SET', counter, whole(fence), 'PX', {FENCE_TTL})
+  if holder and holder ~= replaces then return {{0, 0, redis.call('PTTL', lock)}} end
+  local fence = math.max(last + 1, now)  -- the time is part of it, so fences still grow if the counter is lost
+  redis.call('SET', counter, format_int(fence), 'PX', {FENCE_TTL})
   redis.call('SET', lock, owner, 'PX', ttl)
   return {{1, fence, 0}}
 end
@@ -39,47 +70,41 @@ if op == 'renew' then
   return {{1}}
 end
 
-if op == 'peek' then return {{holder == owner and 1 or 0, holder and 1 or 0}} end
-
-local function remember(who)
-  redis.call('ZREMRANGEBYSCORE', gone, '-inf', whole(now))
-  redis.call('ZADD', gone, whole(now + {GONE}), who)
-  redis.call('ZREMRANGEBYRANK', gone, 0, -{MOST_GONE + 1})
-  redis.call('PEXPIRE', gone, {GONE // 1000})
+if op == 'release' then
+  if was_released(owner) then return {{1}} end
+  remember(holder == owner and owner or '-' .. owner)
+  if holder ~= owner then return {{0}} end
+  return free()
 end
 
-if op == 'evict' then  -- *owner* is the id of this call: repeated, it must not evict the next holder
-  if has_gone('=' .. owner) then return {{1}} end
+if op == 'evict' then
+  if was_released('=' .. owner) then return {{1}} end
   if not holder then return {{0}} end
   remember('=' .. owner)
   remember('-' .. holder)
-else
-  if has_gone(owner) then return {{1}} end
-  remember(holder == owner and owner or '-' .. owner)
-  if holder ~= owner then return {{0}} end  -- it never was, or is no longer; and from now on it never will be
+  return free()
 end
-redis.call('DEL', lock)
-redis.pcall('PUBLISH', lock, '')
-return {{1}}
+
+return {{holder == owner and 1 or 0, holder and 1 or 0}}
 """
 
 
 class LockState:
-    """The same in Python. Times are microseconds, TTLs milliseconds."""
+    """The same in Python. Times are in microseconds, TTLs in milliseconds."""
 
     def __init__(self) -> None:
         self.holder, self.until = "", 0
-        self.last, self.last_until = 0, 0
-        self.gone: dict[str, int] = {}
+        self.last, self.last_until = 0, 0  # fence
+        self.released: dict[str, int] = {}
 
-    def acquire(self, now: int, owner: str, ttl: int, before: str) -> list[int]:
+    def acquire(self, now: int, owner: str, ttl: int, replaces: str) -> list[int]:
         self._expire(now)
-        if owner in self.gone or "-" + owner in self.gone:
+        if owner in self.released or "-" + owner in self.released:
             return [-1, 0, 0]
         if self.holder == owner:
             self.until = now + ttl * 1000
             return [1, self.last, 0]
-        if self.holder and self.holder != before:
+        if self.holder and self.holder != replaces:
             return [0, 0, -(-(self.until - now) // 1000)]
         self.last = max(self.last + 1, now)
         self.last_until = now + FENCE_TTL * 1000
@@ -95,45 +120,43 @@ class LockState:
 
     def release(self, now: int, owner: str, ttl: int) -> list[int]:
         self._expire(now)
-        if owner in self.gone:
+        if owner in self.released:
             return [1]
-        ours = self.holder == owner
-        self._remember(owner if ours else "-" + owner, now)
-        if ours:
+        held = self.holder == owner
+        self._remember(owner if held else "-" + owner, now)
+        if held:
             self.holder = ""
-        return [int(ours)]
+        return [int(held)]
 
-    def evict(self, now: int, call: str, ttl: int) -> list[int]:
-        """Take the lock from its holder. *call* is the id of this call: repeated, it must not evict the next holder."""
+    def evict(self, now: int, owner: str, ttl: int) -> list[int]:
         self._expire(now)
-        if "=" + call in self.gone:
+        if "=" + owner in self.released:
             return [1]
         if not self.holder:
             return [0]
-        self._remember("=" + call, now)
+        self._remember("=" + owner, now)
         self._remember("-" + self.holder, now)
         self.holder = ""
         return [1]
 
     def peek(self, now: int, owner: str, ttl: int) -> list[int]:
-        """Whether *owner* holds the lock, and whether it is held at all."""
         self._expire(now)
         return [int(self.holder == owner), int(bool(self.holder))]
 
     def is_expired(self, now: int) -> bool:
         self._expire(now)
-        return not (self.holder or self.gone) and now > self.last  # the next fence is at least the time
+        return not (self.holder or self.released) and now > self.last  # a new state starts with a fence of now
 
-    def _remember(self, who: str, now: int) -> None:
-        self.gone.pop(who, None)
-        self.gone[who] = now + GONE
-        if len(self.gone) > MOST_GONE:
-            del self.gone[next(iter(self.gone))]
+    def _remember(self, id: str, now: int) -> None:
+        self.released.pop(id, None)  # what is put in again is the newest
+        self.released[id] = now + RELEASED_TTL
+        if len(self.released) > MAX_RELEASED:
+            del self.released[next(iter(self.released))]
 
     def _expire(self, now: int) -> None:
         if now >= self.until:
             self.holder = ""
-        drop_expired(self.gone, now)
+        drop_expired(self.released, now)
         if now >= self.last_until:
             self.last = 0
 

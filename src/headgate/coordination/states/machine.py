@@ -1,7 +1,7 @@
-"""What a tool is: a few operations on a state, written in Lua for Redis and as a plain Python class for memory.
+"""What a state machine is: a few operations on a named state, in Lua for Redis and as a Python class for memory.
 
-Every operation carries an id that its caller chose, and to run it twice is to run it once; so a call whose reply was
-lost is sent again.
+Every operation carries an id that its caller chose, and running it twice has the effect of running it once. So a call
+whose reply was lost is sent again with the same id.
 """
 
 from __future__ import annotations
@@ -15,64 +15,69 @@ from headgate.keys import hash_tag
 
 Reply = list[Any]  # of int and str
 
-# What every script starts with: the operation, and the time in microseconds ('' for the server's).
+# Every script starts with this. ARGV: the operation, and the time in microseconds ('' for the server's own time).
+# Numbers are written with format_int, as tostring keeps only 14 digits.
 LUA_PRELUDE = """
 local op, now = ARGV[1], tonumber(ARGV[2])
 if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local function whole(number) return string.format('%.0f', number) end
+local function format_int(number) return string.format('%.0f', number) end
 """
 
 
 @dataclass(frozen=True)
 class StateMachine:
-    """A tool's operations, twice: *lua* for Redis, *state* for memory, whose methods are the operations."""
+    """The operations on one kind of state, twice: *lua* for Redis, and *state*, a class whose methods they are."""
 
     prefix: str
-    suffixes: tuple[str, ...]  # of its Redis keys; the first has none
+    suffixes: tuple[str, ...]  # of its Redis keys; the first is empty
     lua: str
     state: Callable[[], Any]
 
     def keys(self, name: str) -> list[str]:
+        """The Redis keys of the state with this *name*."""
         tag = f"{self.prefix}:{hash_tag(name)}"
         return [tag + suffix for suffix in self.suffixes]
 
 
-def drop_expired(times: dict[str, int], now: int) -> list[str]:
-    """Drop those whose time has come, and say who they were. All live equally long, so the oldest are the first."""
-    gone = []
-    for each, until in times.items():
-        if until > now:
-            break
-        gone.append(each)
-    for each in gone:
-        del times[each]
-    return gone
-
-
 class Operation(NamedTuple):
-    """Run this operation; the answer is its reply."""
+    """An operation to run on a state, as a plan yields it; the plan is sent the reply."""
 
     name: str
     arguments: tuple[str | int, ...]
 
 
-# Operations that may let somebody else go on.
+# Operations after which the first waiter for the state may be able to go on.
 WAKING = frozenset({"release", "evict", "settle", "add", "add_new", "enqueue", "undo"})
 
 
-def wake_waiters(line: WaiterQueue, channel: str, step: Operation, reply: Reply) -> None:
-    """Wake whoever in this process can go on, now that *step* was answered."""
-    if step.name in WAKING:
-        line.wake(channel)
-    elif step.name == "cancel":
-        line.wake(entry_channel(channel, str(step.arguments[1])))
-    elif step.name == "dequeue" and reply[0]:  # else there is nobody to tell: whoever waits for one would wake itself
-        line.wake(entry_channel(channel, str(reply[0])))
+def wake_waiters(waiters: WaiterQueue, channel: str, operation: Operation, reply: Reply) -> None:
+    """Wake the waiters of this process that may be able to go on after *operation* was answered with *reply*."""
+    if operation.name in WAKING:
+        waiters.wake(channel)
+    elif operation.name == "cancel":
+        waiters.wake(entry_channel(channel, str(operation.arguments[1])))
+    elif operation.name == "dequeue" and reply[0]:  # an empty reply concerns no entry, and would wake other dequeuers
+        waiters.wake(entry_channel(channel, str(reply[0])))
 
 
-def entry_channel(channel: str, who: str) -> str:
-    """The line of those who wait to hear of *who*, and not of the channel as a whole."""
-    return f"{channel}\n{who}" if who else channel  # no name has a line feed
+def entry_channel(channel: str, id: str) -> str:
+    """Where waiters for the queue entry *id* are woken; without an id, those for the whole state."""
+    return f"{channel}\n{id}" if id else channel  # no name contains a line feed
+
+
+def drop_expired(times: dict[str, int], now: int) -> list[str]:
+    """Remove the ids whose time has come, and return them.
+
+    All ids of *times* live equally long, so the dict is in the order of their times and the first are the oldest.
+    """
+    expired = []
+    for id, until in times.items():
+        if until > now:
+            break
+        expired.append(id)
+    for id in expired:
+        del times[id]
+    return expired

@@ -1,20 +1,32 @@
-"""The rules of a pool: who is ready, who has what, and who waits.
+"""The state of a pool: when each member may be leased, the leases, and the callers that wait for one.
 
-Each member has a ready time (see `headgate.coordination.states.member`), and to be used writes a later one. So the
-member with the lowest is the least recently used, and when nobody is ready the next ready time is exactly how long to
-wait.
+Each member has a ready time (see `headgate.coordination.states.member`), and each use makes it later. So the member
+with the lowest ready time is the least recently used, and when no member is ready the lowest ready time is exactly how
+long to wait. No two members get the same ready time: it is the clock's, or one more than the last that was given. That
+keeps the order right within a microsecond, too; a ready time that is ahead of the clock for this reason counts as now.
 
-No two get the same ready time: the clock, or one more than the last time that was given. So the order is right within
-a microsecond, too, and a time that runs ahead of the clock for it counts as now.
+A lease has a deadline. A lease that was not settled in time is settled by the next call to the pool, whatever it is.
 
-A member is leased, not taken out: a lease has a deadline, and one that nobody settled in time is settled by the next
-who asks.
+A caller that finds no member may queue. It stays queued as long as it asks again within *waiter_ttl*, and no caller
+that came later gets a member before it.
 
-Whoever finds nothing may queue: each stays in the queue as long as it asks now and then, and a member goes to nobody
-who came later.
+acquire  leases a member to *id*, or queues it if it *waits*. Replies with granted, member and wait. Granted is 1; or 0,
+         and wait is the microseconds until one may be ready (-1: no time can be told); or -1, as this id was settled.
+settle   ends the lease *id*: counts its outcome and its use, cools the member down, retires it. Also takes *id* out of
+         the queue. Replies with 1 if it was leased, else with 0.
+renew    starts the lease *id* again. Replies with 1, or with 0 if there is none.
+add      adds members; one that is retired comes back. Replies with how many members there are.
+add_new  the same, but one that is retired stays so.
+retire   keeps members from being leased; leases that they have go on. Replies with how many members there are.
+status   replies with how many callers wait, and six values for each member.
 
-On Redis the keys come in pairs of equal size, which every call checks: where one of them was deleted or evicted, the
-pool goes on with what the other says.
+Each may be run twice with the same id. An acquire of a lease that exists replies with its member. A settled id is
+remembered, so it is settled once, and an acquire that was delayed in the network and arrives after that is refused: it
+would lease a member that no caller is going to return. An id that was settled without a lease is remembered with a
+minus before it. The others only write what is already there.
+
+On Redis the keys come in pairs of equal size, which every call checks. If one of a pair was deleted or evicted, the
+pool is repaired from the other.
 """
 
 from __future__ import annotations
@@ -23,33 +35,34 @@ from typing import Any
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.states.machine import StateMachine, drop_expired
-from headgate.coordination.states.member import HALF_OPEN, OPEN, PLAIN, MemberRecord, PoolRules
+from headgate.coordination.states.member import DEFAULT_RULES, HALF_OPEN, OPEN, MemberRecord, PoolRules
 from headgate.coordination.states.member import LUA as MEMBER
 
-UNANSWERED = 2  # a use that the other side may still count, at any time until the lease would have ended
-REAPED = 100  # leases that ran out, and those who wait no longer, settled on the way by one call
-IDLE = 3_600_000  # milliseconds that what no member needs is kept for
-DONE = 30 * MICROSECONDS  # how long a settled lease is remembered: requests may be repeated, or late
+UNANSWERED = 2  # a use that the server may still count, at any time until the end of its lease
+EXPIRE_BATCH = 100  # expired leases, and expired waiters, that one call settles
+IDLE_TTL = 3_600_000  # milliseconds that a key is kept after its last use, if no member depends on it
+SETTLED_TTL = 30 * MICROSECONDS  # how long a settled id is remembered: requests may be repeated, or late
 
-# ARGV from 3: id; lease, patience (of those who wait), rules; then what the operation takes. The rules are numbers with
-# commas: slots, failures (0: no breaker), open_for, successes, limit and window of each quota; or nothing. Those of
-# whoever gave some and added members last count for all: somebody who only looks need not know them. Where nobody has
-# given any yet, the first who does counts, whatever it came for.
+# ARGV from 3: id; lease, waiter_ttl, rules; then the arguments of the operation. The rules are numbers with commas:
+# slots, failures (0: no breaker), open_for, successes, then limit and window of each quota; or ''. The rules of the
+# last add or add_new that gave some hold for all callers, so a caller that only reads need not know them. A pool with
+# members but without rules takes those of the first call that gives some.
 #
-# Who cannot be had at any time is in "ready", too, at NEVER.
+# A member for which no ready time can be told is in "ready", too, at NEVER.
 LUA = f"""
-local ready, members, leases, holders, done, waiting, alive, order, rules, log = unpack(KEYS)
-local id, lease, patience, rest = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
-local before = redis.call('GET', rules)
-local given = ARGV[6] ~= '' and ARGV[6]
-local states = given and (op == 'add' or op == 'add_new' or not before and redis.call('HLEN', members) > 0)
-local current = states and given or before or given or '{PLAIN}'
+local ready, members, leases, holders, settled, waiting, alive, last_time, rules, log = unpack(KEYS)
+local id, lease, waiter_ttl, first = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
+local stored_rules = redis.call('GET', rules)
+local given_rules = ARGV[6] ~= '' and ARGV[6]
+local adds = op == 'add' or op == 'add_new'
+local sets_rules = given_rules and (adds or not stored_rules and redis.call('HLEN', members) > 0)
+local rules_text = sets_rules and given_rules or stored_rules or given_rules or '{DEFAULT_RULES}'
 {MEMBER}
-local last = tonumber(redis.call('GET', order) or 0)
+local last = tonumber(redis.call('GET', last_time) or 0)
 
-local function tick()
+local function next_time()
   last = math.max(now, last + 1)
-  redis.call('SET', order, whole(last), 'PX', {IDLE})
+  redis.call('SET', last_time, format_int(last), 'PX', {IDLE_TTL})
   return last
 end
 
@@ -61,10 +74,10 @@ end
 local function save(member, record)
   redis.call('HSET', members, member, cmsgpack.pack(record))
   local at, why = ready_time(member, record)
-  redis.call('ZADD', ready, whole(why == 'ready' and tick() or at), member)
+  redis.call('ZADD', ready, format_int(why == 'ready' and next_time() or at), member)
 end
 
-local function settle(lease_id, holder, outcome, cooldown, retire, used)
+local function settle(lease_id, holder, outcome, cooldown, retire, use)
   local number, member = string.match(holder, '^(%d+):(.*)$')
   local lease_end = tonumber(redis.call('ZSCORE', leases, lease_id))
   redis.call('HDEL', holders, lease_id)
@@ -72,10 +85,10 @@ local function settle(lease_id, holder, outcome, cooldown, retire, used)
   local record = load(member)
   if not record then return end
   record.used = record.used - 1
-  if used > 0 then note(member, record, used == {UNANSWERED} and math.max(now, lease_end or 0) or now) end
+  if use > 0 then record_use(member, record, use == {UNANSWERED} and math.max(now, lease_end or 0) or now) end
   record.cool = math.max(record.cool, now + cooldown)
   if retire == 1 then record.retired = 1 end
-  judge(record, tonumber(number), outcome)
+  count_outcome(record, tonumber(number), outcome)
   save(member, record)
 end
 
@@ -85,13 +98,13 @@ local function repair()
   for i = 1, #held, 2 do
     local member = string.match(held[i + 1], ':(.*)$')
     used[member] = (used[member] or 0) + 1
-    if not redis.call('ZSCORE', leases, held[i]) then redis.call('ZADD', leases, whole(now + lease), held[i]) end
+    if not redis.call('ZSCORE', leases, held[i]) then redis.call('ZADD', leases, format_int(now + lease), held[i]) end
   end
   for _, each in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
     if redis.call('HEXISTS', holders, each) == 0 then redis.call('ZREM', leases, each) end
   end
   for _, each in ipairs(redis.call('ZRANGE', waiting, 0, -1)) do
-    if not redis.call('ZSCORE', alive, each) then redis.call('ZADD', alive, whole(now + patience), each) end
+    if not redis.call('ZSCORE', alive, each) then redis.call('ZADD', alive, format_int(now + waiter_ttl), each) end
   end
   for _, each in ipairs(redis.call('ZRANGE', alive, 0, -1)) do
     if not redis.call('ZSCORE', waiting, each) then redis.call('ZREM', alive, each) end
@@ -102,9 +115,9 @@ local function repair()
       known[member] = true
       local record = load(member)
       if not record then
-        record = newcomer()
+        record = new_record()
         local never = tonumber(redis.call('ZSCORE', ready, member)) == NEVER
-        record.retired = never and not used[member] and 1 or 0  -- else somebody has it
+        record.retired = never and not used[member] and 1 or 0  -- with a lease it is at NEVER as it is leased
       end
       record.used = used[member] or 0
       save(member, record)
@@ -117,60 +130,63 @@ if redis.call('ZCARD', ready) ~= redis.call('HLEN', members)
   or redis.call('ZCARD', waiting) ~= redis.call('ZCARD', alive) then
   repair()
 end
-for _, old in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', whole(now), 'LIMIT', 0, {REAPED})) do
-  settle(old, redis.call('HGET', holders, old), '', 0, 0, 1)
+for _, expired in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', format_int(now), 'LIMIT', 0, {EXPIRE_BATCH})) do
+  settle(expired, redis.call('HGET', holders, expired), '', 0, 0, 1)
 end
-for _, dead in ipairs(redis.call('ZRANGEBYSCORE', alive, '-inf', whole(now), 'LIMIT', 0, {REAPED})) do
-  redis.call('ZREM', alive, dead)
-  redis.call('ZREM', waiting, dead)
+for _, silent in ipairs(redis.call('ZRANGEBYSCORE', alive, '-inf', format_int(now), 'LIMIT', 0, {EXPIRE_BATCH})) do
+  redis.call('ZREM', alive, silent)
+  redis.call('ZREM', waiting, silent)
 end
-if states and current ~= before then  -- they are for those who are here, too, who keep their order
-  redis.call('SET', rules, current)
-  if longest > 0 then keep_log() end
+if sets_rules and rules_text ~= stored_rules then  -- they hold for all members; those that are ready keep their order
+  redis.call('SET', rules, rules_text)
+  if max_window > 0 then keep_log() end
   local all = redis.call('HKEYS', members)
   table.sort(all)
   for _, member in ipairs(all) do
     local at, why = ready_time(member, load(member))
     local score = tonumber(redis.call('ZSCORE', ready, member))
     if why ~= 'ready' then
-      redis.call('ZADD', ready, whole(at), member)
+      redis.call('ZADD', ready, format_int(at), member)
     elseif score > math.max(now, last) then
-      redis.call('ZADD', ready, whole(tick()), member)
+      redis.call('ZADD', ready, format_int(next_time()), member)
     end
   end
 end
 
+local function ready_members() return redis.call('ZCOUNT', ready, '-inf', format_int(math.max(now, last))) end
+
 if op == 'acquire' then
-  local waits = ARGV[rest] == '1'
-  if redis.call('ZSCORE', done, id) or redis.call('ZSCORE', done, '-' .. id) then return {{-1, '', 0}} end
+  local waits = ARGV[first] == '1'
+  if redis.call('ZSCORE', settled, id) or redis.call('ZSCORE', settled, '-' .. id) then return {{-1, '', 0}} end
   local holder = redis.call('HGET', holders, id)
   if holder then return {{1, string.match(holder, ':(.*)$'), 0}} end
   local ahead = redis.call('ZRANK', waiting, id) or redis.call('ZCARD', waiting)
-  if redis.call('ZCOUNT', ready, '-inf', whole(math.max(now, last))) > ahead then
+  if ready_members() > ahead then
     local member = redis.call('ZRANGE', ready, 0, 0)[1]
     local record = load(member)
-    if record.breaker == {OPEN} then change(record, {HALF_OPEN}) end
+    if record.breaker == {OPEN} then change_breaker(record, {HALF_OPEN}) end
     record.used = record.used + 1
-    redis.call('ZADD', leases, whole(now + lease), id)
+    redis.call('ZADD', leases, format_int(now + lease), id)
     redis.call('HSET', holders, id, record.number .. ':' .. member)
     redis.call('ZREM', waiting, id)
     redis.call('ZREM', alive, id)
     save(member, record)
-    if redis.call('ZCARD', waiting) > 0 and redis.call('ZCOUNT', ready, '-inf', whole(math.max(now, last))) > 0 then
-      redis.pcall('PUBLISH', ready, '')  -- one more may be had, and somebody else is the first now
+    if redis.call('ZCARD', waiting) > 0 and ready_members() > 0 then
+      redis.pcall('PUBLISH', ready, '')  -- another member is ready for the caller that is first now
     end
     return {{1, member, 0}}
   end
   if waits then
     if not redis.call('ZSCORE', waiting, id) then
-      redis.call('ZADD', waiting, whole(tick()), id)
+      redis.call('ZADD', waiting, format_int(next_time()), id)
     end
-    redis.call('ZADD', alive, whole(now + patience), id)
-    redis.call('PEXPIRE', waiting, {IDLE})
-    redis.call('PEXPIRE', alive, {IDLE})
+    redis.call('ZADD', alive, format_int(now + waiter_ttl), id)
+    redis.call('PEXPIRE', waiting, {IDLE_TTL})
+    redis.call('PEXPIRE', alive, {IDLE_TTL})
   end
   local wait = NEVER
-  local next_ready = redis.call('ZRANGE', ready, ahead, ahead, 'WITHSCORES')[2]  -- those before are somebody else's
+  -- the members that are ready earlier are for the callers ahead
+  local next_ready = redis.call('ZRANGE', ready, ahead, ahead, 'WITHSCORES')[2]
   if next_ready and tonumber(next_ready) < NEVER then wait = next_ready - now end
   local next_lease = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   if next_lease then wait = math.min(wait, next_lease - now) end
@@ -178,31 +194,31 @@ if op == 'acquire' then
 end
 
 if op == 'settle' then
-  local outcome, cooldown, retire, used =
-    ARGV[rest], tonumber(ARGV[rest + 1]), tonumber(ARGV[rest + 2]), tonumber(ARGV[rest + 3])
+  local outcome, cooldown, retire, use =
+    ARGV[first], tonumber(ARGV[first + 1]), tonumber(ARGV[first + 2]), tonumber(ARGV[first + 3])
   redis.call('ZREM', waiting, id)
   redis.call('ZREM', alive, id)
-  redis.call('ZREMRANGEBYSCORE', done, '-inf', whole(now))
-  if redis.call('ZSCORE', done, id) then return {{1}} end
+  redis.call('ZREMRANGEBYSCORE', settled, '-inf', format_int(now))
+  if redis.call('ZSCORE', settled, id) then return {{1}} end
   local holder = redis.call('HGET', holders, id)
-  redis.call('ZADD', done, whole(now + {DONE}), holder and id or '-' .. id)
-  redis.call('PEXPIRE', done, {DONE // 1000})
-  if holder then settle(id, holder, outcome, cooldown, retire, used) end
+  redis.call('ZADD', settled, format_int(now + {SETTLED_TTL}), holder and id or '-' .. id)
+  redis.call('PEXPIRE', settled, {SETTLED_TTL // 1000})
+  if holder then settle(id, holder, outcome, cooldown, retire, use) end
   redis.pcall('PUBLISH', ready, '')
   return {{holder and 1 or 0}}
 end
 
 if op == 'renew' then
   if redis.call('HEXISTS', holders, id) == 0 then return {{0}} end
-  redis.call('ZADD', leases, whole(now + lease), id)
+  redis.call('ZADD', leases, format_int(now + lease), id)
   return {{1}}
 end
 
-if op == 'add' or op == 'add_new' then
-  for i = rest, #ARGV do
+if adds then
+  for i = first, #ARGV do
     local record = load(ARGV[i])
     if not record then
-      save(ARGV[i], newcomer())
+      save(ARGV[i], new_record())
     elseif op == 'add' and record.retired == 1 then
       record.retired = 0
       save(ARGV[i], record)
@@ -213,7 +229,7 @@ if op == 'add' or op == 'add_new' then
 end
 
 if op == 'retire' then
-  for i = rest, #ARGV do
+  for i = first, #ARGV do
     local record = load(ARGV[i])
     if record then
       record.retired = 1
@@ -225,16 +241,16 @@ end
 
 local names = redis.call('HKEYS', members)
 table.sort(names)
-local answer = {{redis.call('ZCARD', waiting)}}
+local reply = {{redis.call('ZCARD', waiting)}}
 for _, member in ipairs(names) do
   local record = load(member)
   local at, why = ready_time(member, record)
   local wait = why == 'ready' and 0 or at == NEVER and -1 or at - now
   for _, part in ipairs({{member, why, record.used, wait, record.breaker, record.failed}}) do
-    table.insert(answer, part)
+    table.insert(reply, part)
   end
 end
-return answer
+return reply
 """
 
 
@@ -246,27 +262,27 @@ class PoolState:
         self.members: dict[str, MemberRecord] = {}
         self.leases: dict[str, int] = {}
         self.holders: dict[str, tuple[int, str]] = {}
-        self.done: dict[str, int] = {}
+        self.settled: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
         self.alive: dict[str, int] = {}
         self.last = 0
         self.rules = ""
-        self.most = self.longest = 0
+        self.max_limit = self.max_window = 0
 
     def acquire(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
-        [waits] = rules.rest
-        if id in self.done or "-" + id in self.done:
+        [waits] = rules.arguments
+        if id in self.settled or "-" + id in self.settled:
             return [-1, "", 0]
         if id in self.holders:
             return [1, self.holders[id][1], 0]
         order = sorted(self.waiting, key=self.waiting.__getitem__)
         ahead = order.index(id) if id in self.waiting else len(order)
-        if sum(at <= max(now, self.last) for at in self.ready.values()) > ahead:
+        if self._ready_members(now) > ahead:
             member = min(self.ready, key=lambda each: (self.ready[each], each))
             record = self.members[member]
             if record.breaker == OPEN:
-                record.change(HALF_OPEN, now, rules)
+                record.change_breaker(HALF_OPEN, now, rules)
             record.used += 1
             self.leases[id] = now + rules.lease
             self.holders[id] = (record.number, member)
@@ -276,23 +292,23 @@ class PoolState:
             return [1, member, 0]
         if waits == 1:
             if id not in self.waiting:
-                self.waiting[id] = self._tick(now)
-            self.alive[id] = now + rules.patience
+                self.waiting[id] = self._next_time(now)
+            self.alive[id] = now + rules.waiter_ttl
         waits_for = sorted(self.ready.values())[ahead : ahead + 1] + list(self.leases.values())
         return [0, "", min([at - now for at in waits_for], default=-1)]
 
     def settle(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
-        outcome, cooldown, retire, used = rules.rest
+        outcome, cooldown, retire, use = rules.arguments
         self.waiting.pop(id, None)
         self.alive.pop(id, None)
-        drop_expired(self.done, now)
-        if id in self.done:
+        drop_expired(self.settled, now)
+        if id in self.settled:
             return [1]
         held = id in self.holders
-        self.done[id if held else "-" + id] = now + DONE
+        self.settled[id if held else "-" + id] = now + SETTLED_TTL
         if held:
-            self._settle(id, outcome, cooldown, retire, used, now, rules)
+            self._settle(id, outcome, cooldown, retire, use, now, rules)
         return [int(held)]
 
     def renew(self, now: int, id: str, *arguments: Any) -> list[Any]:
@@ -310,7 +326,7 @@ class PoolState:
 
     def _add(self, now: int, arguments: tuple[Any, ...], restore: bool) -> list[Any]:
         rules = self._begin(now, arguments, adds=True)
-        for member in rules.rest:
+        for member in rules.arguments:
             record = self.members.get(member)
             if record is None:
                 self._save(member, MemberRecord(), now, rules)
@@ -321,7 +337,7 @@ class PoolState:
 
     def retire(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
-        for member in rules.rest:
+        for member in rules.arguments:
             if record := self.members.get(member):
                 record.retired = 1
                 self._save(member, record, now, rules)
@@ -329,31 +345,31 @@ class PoolState:
 
     def status(self, now: int, id: str, *arguments: Any) -> list[Any]:
         rules = self._begin(now, arguments)
-        answer: list[Any] = [len(self.waiting)]
+        reply: list[Any] = [len(self.waiting)]
         for member in sorted(self.members):
             record = self.members[member]
             at, why = record.ready_time(now, rules)
             wait = 0 if why == "ready" else -1 if at is None else at - now
-            answer += [member, why, record.used, wait, record.breaker, record.failed]
-        return answer
+            reply += [member, why, record.used, wait, record.breaker, record.failed]
+        return reply
 
     def is_expired(self, now: int) -> bool:
         return not self.members and not self.waiting
 
     def _begin(self, now: int, arguments: tuple[Any, ...], adds: bool = False) -> PoolRules:
-        lease, patience, given, *rest = arguments
+        lease, waiter_ttl, given, *rest = arguments
         before = self.rules
         if given and (adds or (not before and self.members)):
             self.rules = given
-        rules = PoolRules(self.rules or given or PLAIN, lease, patience, tuple(rest))
+        rules = PoolRules(self.rules or given or DEFAULT_RULES, lease, waiter_ttl, tuple(rest))
         if self.rules:
-            self.most = max([self.most, *(limit for limit, _ in rules.quotas)])
-            self.longest = max([self.longest, *(window for _, window in rules.quotas)])
-        for old in _due(self.leases, now):
-            self._settle(old, "", 0, 0, 1, now, rules)
-        for dead in _due(self.alive, now):
-            del self.alive[dead]
-            self.waiting.pop(dead, None)
+            self.max_limit = max([self.max_limit, *(limit for limit, _ in rules.quotas)])
+            self.max_window = max([self.max_window, *(window for _, window in rules.quotas)])
+        for expired in _due(self.leases, now):
+            self._settle(expired, "", 0, 0, 1, now, rules)
+        for silent in _due(self.alive, now):
+            del self.alive[silent]
+            self.waiting.pop(silent, None)
         if self.rules != before:
             for member in sorted(self.members):
                 at, why = self.members[member].ready_time(now, rules)
@@ -362,38 +378,41 @@ class PoolState:
                 elif why != "ready":
                     self.ready[member] = at
                 elif self.ready.get(member, at + self.last + 1) > max(now, self.last):
-                    self.ready[member] = self._tick(now)
+                    self.ready[member] = self._next_time(now)
         return rules
+
+    def _ready_members(self, now: int) -> int:
+        return sum(at <= max(now, self.last) for at in self.ready.values())
 
     def _save(self, member: str, record: MemberRecord, now: int, rules: PoolRules) -> None:
         self.members[member] = record
         self.ready.pop(member, None)
         at, why = record.ready_time(now, rules)
         if at is not None:
-            self.ready[member] = self._tick(now) if why == "ready" else at
+            self.ready[member] = self._next_time(now) if why == "ready" else at
 
-    def _tick(self, now: int) -> int:
+    def _next_time(self, now: int) -> int:
         self.last = max(now, self.last + 1)
         return self.last
 
-    def _settle(self, id: str, outcome: str, cooldown: int, retire: int, used: int, now: int, rules: PoolRules) -> None:
+    def _settle(self, id: str, outcome: str, cooldown: int, retire: int, use: int, now: int, rules: PoolRules) -> None:
         number, member = self.holders.pop(id)
         lease_end = self.leases.pop(id)
         record = self.members[member]
         record.used -= 1
-        if used:
-            record.note(max(now, lease_end) if used == UNANSWERED else now, self.most, self.longest, now)
+        if use:
+            record.record_use(max(now, lease_end) if use == UNANSWERED else now, self.max_limit, self.max_window, now)
         record.cool = max(record.cool, now + cooldown)
         if retire == 1:
             record.retired = 1
-        record.judge(number, outcome, now, rules)
+        record.count_outcome(number, outcome, now, rules)
         self._save(member, record, now, rules)
 
 
 def _due(times: dict[str, int], now: int) -> list[str]:
-    """The first of those whose time has come, as Redis orders them."""
+    """The ids whose time has come, as many as one call handles, in the order of Redis."""
     return sorted((each for each, until in times.items() if until <= now), key=lambda each: (times[each], each))[
-        :REAPED
+        :EXPIRE_BATCH
     ]
 
 

@@ -1,4 +1,24 @@
-"""The rules of a queue: who stands where, until when, who was served, and what each call was answered."""
+"""The state of a queue: the entries in line, until when each waits, which were served, and the replies to recent calls.
+
+An entry has a deadline; one that is not served by then leaves the line. An entry with a waiter, a caller that waits to
+be served, leaves earlier if its waiter sends no heartbeat. Several callers may wait with the same id one after another:
+the last one owns the entry, the others learn that theirs is gone.
+
+enqueue    puts *id* at the end of the line; an entry that is in line keeps its position. Replies with the position, or
+           with -1 if the line is full.
+dequeue    takes the first entry out and marks it as served. Replies with its id, or with ''.
+undo       puts back what the dequeue with the same call id took out, as its caller never got the reply.
+cancel     takes *id* out of the line. Replies with 1 if it was there, else with 0.
+status     replies with what became of *id* (waiting, served, gone) and its position. From a waiter it is a heartbeat.
+heartbeat  is a heartbeat of several waiters; replies with what became of the entry of each.
+size       replies with the length of the line.
+
+Each may be run twice. The reply to a call id is remembered, and a repeated call gets it again; what only reads has no
+call id. A dequeue is remembered with what it took out, so that undo can put it back where it was: but not if the entry
+was cancelled or enqueued again meanwhile, which its mark among the served entries tells. The waiter of that entry may
+have learned that it was served, and sends no more heartbeats; this is marked with a line feed before the id. Such an
+entry comes back without a waiter, and is served once more unless its deadline comes first.
+"""
 
 from __future__ import annotations
 
@@ -8,127 +28,128 @@ from typing import Any
 from headgate.clock import MICROSECONDS
 from headgate.coordination.states.machine import StateMachine, drop_expired
 
-REPLY_TTL = 60 * MICROSECONDS  # how long the answer to a call is remembered, and who was served
+REPLY_TTL = 60 * MICROSECONDS  # how long the reply to a call, and a served entry, is remembered
 
 NEVER = 2**53
-UNDONE = (0, 0, None, 0, "")
+UNDONE = (0, 0, None, 0, "")  # the reply that is remembered for a dequeue that was undone
 
-# Sorted Sets: the line (in order), until when each waits, until when it is taken to be alive (only those who say so),
-# who was served; the answers to calls and until when they are remembered; the last place that was given out; who waits
-# for an id, as several may have done one after the other, of whom the last counts.
+# Keys: Sorted Sets of the line (by score: the time of arrival, made unique), of deadlines, of when a waiter without a
+# heartbeat is taken for dead, and of served entries; a Hash of replies by call id, and a Sorted Set of when to forget
+# them; a String with the last score; a Hash of waiters by id.
 #
-# What a dequeue took out is remembered with its answer, and goes back to its place if nobody heard that: unless it was
-# cancelled or came again meanwhile, which its mark in "served" tells. Whoever waited for it may have been told, and no
-# longer says that it is there (a line feed before its name): it comes out once more all the same, within its time.
-#
-# ARGV from 3: call, id, timeout, most, alive, waiter ('': whoever it is); for "beat" pairs of id and waiter. Times in
-# microseconds.
+# ARGV from 3: call id, id, timeout, max_length, heartbeat_ttl (0: the caller is no waiter), waiter ('': any); for
+# "heartbeat" also pairs of id and waiter. Times in microseconds.
 LUA = f"""
-local line, deadlines, alive, served, answers, called, order, waiters = unpack(KEYS)
-local call, id, timeout, most, beat = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local line, deadlines, alive, served, replies, reply_times, last_score, waiters = unpack(KEYS)
+local call, id, timeout, max_length, heartbeat_ttl =
+  ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local waiter = ARGV[8] or ''
 
-local function due(times, act)
+local function drop_expired(times, act)
   while true do
-    local old = redis.call('ZRANGEBYSCORE', times, '-inf', whole(now), 'LIMIT', 0, 500)
-    if #old == 0 then return end
-    for _, each in ipairs(old) do
+    local expired = redis.call('ZRANGEBYSCORE', times, '-inf', format_int(now), 'LIMIT', 0, 500)
+    if #expired == 0 then return end
+    for _, each in ipairs(expired) do
       redis.call('ZREM', times, each)
       if act then act(each) end
     end
   end
 end
 
-local function take_out(each)
-  redis.call('ZREM', line, each)
-  redis.call('ZREM', deadlines, each)
-  redis.call('ZREM', alive, each)
+local function take_out(entry)
+  redis.call('ZREM', line, entry)
+  redis.call('ZREM', deadlines, entry)
+  redis.call('ZREM', alive, entry)
 end
 
-local function forget_waiter(each) redis.call('HDEL', waiters, each) end
+local function forget_waiter(entry) redis.call('HDEL', waiters, entry) end
 
-local function remove(each)
-  take_out(each)
-  forget_waiter(each)
+local function remove(entry)
+  take_out(entry)
+  forget_waiter(entry)
 end
 
-local function is_mine(each, who) return who == '' or redis.call('HGET', waiters, each) == who end
+local function belongs_to(entry, owner) return owner == '' or redis.call('HGET', waiters, entry) == owner end
 
-local function tick()
-  local last = math.max(now, tonumber(redis.call('GET', order) or 0) + 1)
-  redis.call('SET', order, whole(last))
-  return last
+local function next_score()
+  local score = math.max(now, tonumber(redis.call('GET', last_score) or 0) + 1)
+  redis.call('SET', last_score, format_int(score))
+  return score
 end
 
-local function forget_served(each) redis.call('ZREM', served, each, '\\n' .. each) end
+local function forget_served(entry) redis.call('ZREM', served, entry, '\\n' .. entry) end
 
-local function keep(microseconds)
-  local most = math.ceil((microseconds + {REPLY_TTL}) / 1000)
+local function keep_keys(microseconds)
+  local ttl = math.ceil((microseconds + {REPLY_TTL}) / 1000)
   for _, key in ipairs(KEYS) do
-    if redis.call('PTTL', key) < most then redis.call('PEXPIRE', key, most) end
+    if redis.call('PTTL', key) < ttl then redis.call('PEXPIRE', key, ttl) end
   end
 end
 
-local function remember(answer)
-  redis.call('HSET', answers, call, answer)
-  redis.call('ZADD', called, whole(now + {REPLY_TTL}), call)
-  keep(timeout)
+local function remember(reply)
+  redis.call('HSET', replies, call, reply)
+  redis.call('ZADD', reply_times, format_int(now + {REPLY_TTL}), call)
+  keep_keys(timeout)
 end
 
-due(deadlines, remove)
-due(alive, remove)
-due(served, forget_waiter)
-due(called, function(each) redis.call('HDEL', answers, each) end)
-local before = call ~= '' and redis.call('HGET', answers, call)
+drop_expired(deadlines, remove)
+drop_expired(alive, remove)
+drop_expired(served, forget_waiter)
+drop_expired(reply_times, function(each) redis.call('HDEL', replies, each) end)
+local known_reply = call ~= '' and redis.call('HGET', replies, call)
 
 if op == 'enqueue' then
-  if before then return {{tonumber(before)}} end
-  local place = redis.call('ZRANK', line, id)
-  if not place then
-    place = redis.call('ZCARD', line)
-    if most > 0 and place >= most then return {{-1}} end
-    redis.call('ZADD', line, whole(tick()), id)
-    redis.call('ZADD', deadlines, whole(now + timeout), id)
+  if known_reply then return {{tonumber(known_reply)}} end
+  local position = redis.call('ZRANK', line, id)
+  if not position then
+    position = redis.call('ZCARD', line)
+    if max_length > 0 and position >= max_length then return {{-1}} end
+    redis.call('ZADD', line, format_int(next_score()), id)
+    redis.call('ZADD', deadlines, format_int(now + timeout), id)
     forget_served(id)
     forget_waiter(id)
     redis.pcall('PUBLISH', line, '')
   end
-  if beat > 0 then
-    redis.call('ZADD', alive, whole(now + beat), id)
-    redis.call('ZADD', deadlines, whole(math.max(now + timeout, tonumber(redis.call('ZSCORE', deadlines, id)))), id)
+  if heartbeat_ttl > 0 then
+    local deadline = math.max(now + timeout, tonumber(redis.call('ZSCORE', deadlines, id)))
+    redis.call('ZADD', alive, format_int(now + heartbeat_ttl), id)
+    redis.call('ZADD', deadlines, format_int(deadline), id)
     redis.call('HSET', waiters, id, waiter)
   end
-  remember(place)
-  return {{place}}
+  remember(position)
+  return {{position}}
 end
 
 if op == 'dequeue' then
-  if before then return {{string.match(before, '^%d*:%d*:%d*:%d*:(.*)$') or ''}} end
+  if known_reply then return {{string.match(known_reply, '^%d*:%d*:%d*:%d*:(.*)$') or ''}} end
   local first = redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')
   if #first == 0 then return {{''}} end
-  local heard = redis.call('ZSCORE', alive, first[1])
-  local until_when = redis.call('ZSCORE', deadlines, first[1])
-  local mark = whole(tick() + {REPLY_TTL})
-  remember(table.concat({{whole(first[2]), whole(until_when), heard and whole(heard) or '', mark, first[1]}}, ':'))
-  take_out(first[1])
-  redis.call('ZADD', served, mark, first[1])
-  redis.pcall('PUBLISH', line, first[1])
-  keep(timeout)
-  return {{first[1]}}
+  local entry, score = first[1], first[2]
+  local deadline, alive_until = redis.call('ZSCORE', deadlines, entry), redis.call('ZSCORE', alive, entry)
+  local mark = format_int(next_score() + {REPLY_TTL})
+  alive_until = alive_until and format_int(alive_until) or ''
+  remember(table.concat({{format_int(score), format_int(deadline), alive_until, mark, entry}}, ':'))
+  take_out(entry)
+  redis.call('ZADD', served, mark, entry)
+  redis.pcall('PUBLISH', line, entry)
+  keep_keys(timeout)
+  return {{entry}}
 end
 
-if op == 'undo' then  -- a dequeue that nobody heard the answer of: back to its place
-  if before == '-' then return {{1}} end
-  if before then
-    local place, until_when, heard, mark, who = string.match(before, '^(%d*):(%d*):(%d*):(%d*):(.*)$')
-    if tonumber(until_when) > now and tonumber(redis.call('ZSCORE', served, who)) == tonumber(mark) then
-      redis.call('ZADD', line, place, who)
-      redis.call('ZADD', deadlines, until_when, who)
-      local told = redis.call('ZSCORE', served, '\\n' .. who)
-      if heard ~= '' and not told then redis.call('ZADD', alive, whole(now + beat), who) end
-      forget_served(who)
+if op == 'undo' then
+  if known_reply == '-' then return {{1}} end
+  if known_reply then
+    local score, deadline, alive_until, mark, entry = string.match(known_reply, '^(%d*):(%d*):(%d*):(%d*):(.*)$')
+    if tonumber(deadline) > now and tonumber(redis.call('ZSCORE', served, entry)) == tonumber(mark) then
+      redis.call('ZADD', line, score, entry)
+      redis.call('ZADD', deadlines, deadline, entry)
+      local notified = redis.call('ZSCORE', served, '\\n' .. entry)
+      if alive_until ~= '' and not notified then
+        redis.call('ZADD', alive, format_int(now + heartbeat_ttl), entry)
+      end
+      forget_served(entry)
       redis.pcall('PUBLISH', line, '')
-      keep(until_when - now)  -- the line may have been empty meanwhile: its key is a new one
+      keep_keys(deadline - now)  -- a line that was empty meanwhile is a new key without a TTL
     end
   end
   remember('-')
@@ -136,10 +157,10 @@ if op == 'undo' then  -- a dequeue that nobody heard the answer of: back to its 
 end
 
 if op == 'cancel' then
-  if before then return {{tonumber(before)}} end
-  local mine = is_mine(id, waiter)
-  local found = mine and redis.call('ZSCORE', line, id) and 1 or 0
-  if mine then
+  if known_reply then return {{tonumber(known_reply)}} end
+  local owned = belongs_to(id, waiter)
+  local found = owned and redis.call('ZSCORE', line, id) and 1 or 0
+  if owned then
     remove(id)
     forget_served(id)
     redis.pcall('PUBLISH', line, id)
@@ -148,14 +169,14 @@ if op == 'cancel' then
   return {{found}}
 end
 
-local function status(each, who)
-  if not is_mine(each, who) then return 'gone' end
-  if redis.call('ZSCORE', line, each) then
-    if beat > 0 then redis.call('ZADD', alive, whole(now + beat), each) end
+local function status(entry, owner)
+  if not belongs_to(entry, owner) then return 'gone' end
+  if redis.call('ZSCORE', line, entry) then
+    if heartbeat_ttl > 0 then redis.call('ZADD', alive, format_int(now + heartbeat_ttl), entry) end
     return 'waiting'
   end
-  local mark = redis.call('ZSCORE', served, each)
-  if mark and beat > 0 then redis.call('ZADD', served, mark, '\\n' .. each) end
+  local mark = redis.call('ZSCORE', served, entry)
+  if mark and heartbeat_ttl > 0 then redis.call('ZADD', served, mark, '\\n' .. entry) end
   return mark and 'served' or 'gone'
 end
 
@@ -172,137 +193,133 @@ return {{redis.call('ZCARD', line)}}
 
 
 class QueueState:
-    """The same in Python. The line is a sorted list of places, so to find one is quick, and to close a gap a move."""
+    """The same in Python. The scores of the line are a sorted list, so that a position is found by bisection."""
 
     def __init__(self) -> None:
-        self.places: list[int] = []
-        self.who: dict[int, str] = {}  # stands at that place
+        self.scores: list[int] = []
+        self.entries: dict[int, str] = {}  # by score
         self.line: dict[str, int] = {}
         self.deadlines: dict[str, int] = {}
         self.alive: dict[str, int] = {}
         self.waiters: dict[str, str] = {}
         self.served: dict[str, int] = {}
-        self.told: set[str] = set()
-        self.answers: dict[str, Any] = {}
-        self.called: dict[str, int] = {}
-        self.last = 0
-        self.due = NEVER
+        self.notified: set[str] = set()
+        self.replies: dict[str, Any] = {}
+        self.reply_times: dict[str, int] = {}
+        self.last_score = 0
+        self.next_expiry = NEVER  # no deadline and no heartbeat ends before
 
-    def enqueue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def enqueue(
+        self, now: int, call: str, id: str, timeout: int, max_length: int, heartbeat_ttl: int, waiter: str = ""
+    ) -> list[Any]:
         self._begin(now)
-        if call in self.answers:
-            return [self.answers[call]]
+        if call in self.replies:
+            return [self.replies[call]]
         if id in self.line:
-            place = self._place(id)
+            position = self._position(id)
         else:
-            place = len(self.line)
-            if most > 0 and place >= most:
+            position = len(self.line)
+            if max_length > 0 and position >= max_length:
                 return [-1]
-            self._stand(id, self._tick(now))
+            self._put(id, self._next_score(now))
             self.deadlines[id] = now + timeout
             self._forget_served(id)
             self.waiters.pop(id, None)
-        if beat > 0:
-            self.alive[id] = now + beat
+        if heartbeat_ttl > 0:
+            self.alive[id] = now + heartbeat_ttl
             self.deadlines[id] = max(now + timeout, self.deadlines[id])
             self.waiters[id] = waiter
-        self.due = min(self.due, now + timeout, now + (beat or timeout))
-        self._remember(now, call, place)
-        return [place]
+        self.next_expiry = min(self.next_expiry, now + timeout, now + (heartbeat_ttl or timeout))
+        self._remember(now, call, position)
+        return [position]
 
-    def dequeue(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def dequeue(self, now: int, call: str, *_: Any) -> list[Any]:
         self._begin(now)
-        if call in self.answers:
-            return [self.answers[call][4]]
+        if call in self.replies:
+            return [self.replies[call][4]]
         if not self.line:
             return [""]
-        first = self.who[self.places[0]]
-        mark = self._tick(now) + REPLY_TTL
-        answer = (self.line[first], self.deadlines[first], self.alive.get(first), mark, first)
-        self._remember(now, call, answer)
-        self._take_out(first)
-        self._forget_served(first)
-        self.served[first] = mark
-        return [first]
+        entry = self.entries[self.scores[0]]
+        mark = self._next_score(now) + REPLY_TTL
+        reply = (self.line[entry], self.deadlines[entry], self.alive.get(entry), mark, entry)
+        self._remember(now, call, reply)
+        self._take_out(entry)
+        self._forget_served(entry)  # what is put in again is the newest
+        self.served[entry] = mark
+        return [entry]
 
-    def undo(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def undo(
+        self, now: int, call: str, id: str, timeout: int, max_length: int, heartbeat_ttl: int, waiter: str = ""
+    ) -> list[Any]:
         self._begin(now)
-        place, until, heard, mark, who = self.answers.get(call, UNDONE)
-        if until > now and self.served.get(who) == mark:
-            self._stand(who, place)
-            self.deadlines[who] = until
-            if heard is not None and who not in self.told:
-                self.alive[who] = now + beat
-            self.due = now  # look at all
-            self._forget_served(who)
+        score, deadline, alive_until, mark, entry = self.replies.get(call, UNDONE)
+        if deadline > now and self.served.get(entry) == mark:
+            self._put(entry, score)
+            self.deadlines[entry] = deadline
+            if alive_until is not None and entry not in self.notified:
+                self.alive[entry] = now + heartbeat_ttl
+            self.next_expiry = now
+            self._forget_served(entry)
         self._remember(now, call, UNDONE)
         return [1]
 
-    def cancel(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def cancel(
+        self, now: int, call: str, id: str, timeout: int, max_length: int, heartbeat_ttl: int, waiter: str = ""
+    ) -> list[Any]:
         self._begin(now)
-        if call in self.answers:
-            return [self.answers[call]]
-        mine = self._is_mine(id, waiter)
-        found = int(mine and id in self.line)
-        if mine:
+        if call in self.replies:
+            return [self.replies[call]]
+        owned = self._belongs_to(id, waiter)
+        found = int(owned and id in self.line)
+        if owned:
             self._remove(id)
             self._forget_served(id)
         self._remember(now, call, found)
         return [found]
 
-    def status(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
-        self._begin(now)
-        return [self._status(now, id, waiter, beat), self._place(id) if id in self.line else 0]
-
-    def heartbeat(
-        self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str, *pairs: str
+    def status(
+        self, now: int, call: str, id: str, timeout: int, max_length: int, heartbeat_ttl: int, waiter: str = ""
     ) -> list[Any]:
         self._begin(now)
-        return [self._status(now, *pair, beat) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+        return [self._status(now, id, waiter, heartbeat_ttl), self._position(id) if id in self.line else 0]
 
-    def size(self, now: int, call: str, id: str, timeout: int, most: int, beat: int, waiter: str = "") -> list[Any]:
+    def heartbeat(
+        self, now: int, call: str, id: str, timeout: int, max_length: int, heartbeat_ttl: int, waiter: str, *pairs: str
+    ) -> list[Any]:
+        self._begin(now)
+        return [self._status(now, *pair, heartbeat_ttl) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
+
+    def size(self, now: int, *_: Any) -> list[Any]:
         self._begin(now)
         return [len(self.line)]
 
     def is_expired(self, now: int) -> bool:
         self._begin(now)
-        return not (self.line or self.called or self.served)
+        return not (self.line or self.reply_times or self.served)
 
     def _begin(self, now: int) -> None:
-        if now >= self.due:  # else nobody's time can have come
+        if now >= self.next_expiry:
             for times in (self.deadlines, self.alive):
-                for each in [each for each, until in times.items() if until <= now]:
-                    self._remove(each)
-            self.due = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
-        for each in drop_expired(self.served, now):
-            self.told.discard(each)
-            self.waiters.pop(each, None)
-        for each in drop_expired(self.called, now):
-            del self.answers[each]
+                for entry in [entry for entry, until in times.items() if until <= now]:
+                    self._remove(entry)
+            self.next_expiry = min([*self.deadlines.values(), *self.alive.values()], default=NEVER)
+        for entry in drop_expired(self.served, now):
+            self.notified.discard(entry)
+            self.waiters.pop(entry, None)
+        for call in drop_expired(self.reply_times, now):
+            del self.replies[call]
 
-    def _status(self, now: int, id: str, waiter: str, beat: int) -> str:
-        if not self._is_mine(id, waiter):
-            return "gone"
-        if id in self.line:
-            if beat > 0:
-                self.alive[id] = now + beat
-                self.due = min(self.due, now + beat)
-            return "waiting"
-        if id in self.served and beat > 0:
-            self.told.add(id)
-        return "served" if id in self.served else "gone"
+    def _put(self, id: str, score: int) -> None:
+        insort(self.scores, score)
+        self.entries[score], self.line[id] = id, score
 
-    def _is_mine(self, id: str, waiter: str) -> bool:
-        return not waiter or self.waiters.get(id) == waiter
-
-    def _stand(self, id: str, place: int) -> None:
-        insort(self.places, place)
-        self.who[place], self.line[id] = id, place
+    def _position(self, id: str) -> int:
+        return bisect_left(self.scores, self.line[id])
 
     def _take_out(self, id: str) -> None:
         if id in self.line:
-            del self.places[self._place(id)]
-            del self.who[self.line.pop(id)]
+            del self.scores[self._position(id)]
+            del self.entries[self.line.pop(id)]
         self.deadlines.pop(id, None)
         self.alive.pop(id, None)
 
@@ -310,21 +327,33 @@ class QueueState:
         self._take_out(id)
         self.waiters.pop(id, None)
 
+    def _belongs_to(self, id: str, waiter: str) -> bool:
+        return not waiter or self.waiters.get(id) == waiter
+
+    def _next_score(self, now: int) -> int:
+        self.last_score = max(now, self.last_score + 1)
+        return self.last_score
+
     def _forget_served(self, id: str) -> None:
         self.served.pop(id, None)
-        self.told.discard(id)
+        self.notified.discard(id)
 
-    def _tick(self, now: int) -> int:
-        self.last = max(now, self.last + 1)
-        return self.last
+    def _remember(self, now: int, call: str, reply: Any) -> None:
+        self.replies[call] = reply
+        self.reply_times.pop(call, None)  # what is put in again is the newest
+        self.reply_times[call] = now + REPLY_TTL
 
-    def _place(self, id: str) -> int:
-        return bisect_left(self.places, self.line[id])
-
-    def _remember(self, now: int, call: str, answer: Any) -> None:
-        self.answers[call] = answer
-        self.called.pop(call, None)
-        self.called[call] = now + REPLY_TTL
+    def _status(self, now: int, id: str, waiter: str, heartbeat_ttl: int) -> str:
+        if not self._belongs_to(id, waiter):
+            return "gone"
+        if id in self.line:
+            if heartbeat_ttl > 0:
+                self.alive[id] = now + heartbeat_ttl
+                self.next_expiry = min(self.next_expiry, now + heartbeat_ttl)
+            return "waiting"
+        if id in self.served and heartbeat_ttl > 0:
+            self.notified.add(id)
+        return "served" if id in self.served else "gone"
 
 
 SUFFIXES = ("", ":deadlines", ":alive", ":served", ":answers", ":calls", ":order", ":waiters")
