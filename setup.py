@@ -23,7 +23,7 @@ HOT_PATH = [
     *sorted(glob("src/headgate/algorithms/[!_]*.py")),
     "src/headgate/stores/memory.py",
     "src/headgate/hybrid/lease.py",
-    "src/headgate/hybrid/outage.py",
+    "src/headgate/hybrid/fallback_policy.py",
     "src/headgate/hybrid/table.py",
 ]
 LIBRARY = "headgate.hot_path"  # all of them in one library, headgate/hot_path__mypyc.*; a shim stands beside each .py

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from headgate.hybrid.plot import write
-from headgate.hybrid.simulate import Outcome, Scenario, naive, simulate
+from headgate.simulate import Outcome, Scenario, naive, simulate
+from headgate.simulate.plot import write
 
 IMAGES = Path(__file__).parent / "img"
 

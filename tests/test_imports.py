@@ -26,6 +26,7 @@ LAYERS = [
     ["decorators"],
     ["limiter"],
     ["hybrid"],
+    ["simulate"],
     ["coordination"],
     ["clients"],
     ["testing", "service"],

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.hybrid import drivers, gates
+from headgate.hybrid import drivers
 
 PATIENCE = 30.0  # seconds
 
@@ -13,7 +13,7 @@ PATIENCE = 30.0  # seconds
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is closed gives back all that it holds, even on a machine that stands still for a second."""
     for module in (drivers, gates):
-        monkeypatch.setattr(module, "FAREWELL", PATIENCE)
+        monkeypatch.setattr(module, "RELEASE_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def nobody_else() -> Iterator[None]:
 
 def _dismiss_all() -> None:
     for driver in list(drivers._THREADS):
-        for member in list(driver.node.everybody):
-            member.dismiss()
-            driver.settle(member, 5.0)
-        with driver.node.lock:
-            driver.node.leaving.drop_all()  # no test waits for what another could not tell
+        for member in list(driver.limiters):
+            member.release_all()
+            driver.wait_until_released(member, 5.0)
+        with driver.manager.lock:
+            driver.manager.releases.discard_all()  # no test waits for what another could not tell

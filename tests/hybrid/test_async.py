@@ -152,7 +152,7 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
     await asyncio.gather(*[limiter.try_acquire("k") for limiter in limiters])
     loop = asyncio.get_running_loop()
     assert len({limiter.store.loops[loop].synchroniser for limiter in limiters}) == 1
-    assert limiters[0].stats().trips <= 2, "those who ask at the same time travel together"
+    assert limiters[0].stats().trips <= 2, "those who request at the same time travel together"
     await limiters[0].aclose()
     assert (await limiters[1].try_acquire("other")).allowed, "the others go on"
     for limiter in limiters[1:]:
@@ -166,12 +166,12 @@ async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Serve
     asked = asyncio.create_task(limiter.try_acquire("k"))
     gate: Any = limiter._backend
     synchroniser = gate.gate().synchroniser
-    while not synchroniser.node.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
+    while not synchroniser.manager.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
         await asyncio.sleep(0)
     await synchroniser.stop()
-    assert not synchroniser.node.busy
+    assert not synchroniser.manager.busy
     assert (await asyncio.wait_for(asked, PATIENCE)).degraded, "it is answered, by the policy"
-    assert not any(lease.flight for lease in gate.gate().member.table.leases.values())
+    assert not any(lease.in_flight for lease in gate.gate().limiter.leases.values())
     await limiter.aclose()
 
 

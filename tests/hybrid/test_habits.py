@@ -6,29 +6,29 @@ import pytest
 
 from headgate.hybrid.lease import MILLISECOND, SECOND
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.protocol import STYLES, Ask
+from headgate.hybrid.protocol import PROFILES, LeaseRequest
 from tests.hybrid.test_node import CAPACITY, Town
 from tests.support.hybrid_alone import Alone
 
 
-@pytest.mark.parametrize("accuracy", STYLES)
+@pytest.mark.parametrize("accuracy", PROFILES)
 def test_who_goes_idle_gives_back_in_a_second_however_long_the_pause(accuracy: str) -> None:
     alone = Alone("1000/minute", accuracy=accuracy)
     for _ in range(1300):
         alone.take()
         alone.sleep(0.03)
-    assert alone.lease.balance > alone.member.law.cost, "it holds a lease"
+    assert alone.lease.balance > alone.limiter.params.cost, "it holds a lease"
     assert accuracy == "high" or alone.lease.pause > 2 * SECOND, "and would report much later"
     trips = alone.trips
     alone.sleep(2 * 0.5 + 0.05)
-    assert alone.lease.balance <= alone.member.law.cost and alone.ledger.out <= 1
+    assert alone.lease.balance <= alone.limiter.params.cost and alone.ledger.out <= 1
     assert alone.trips <= trips + 3
     alone.sleep(21)
     assert alone.ledger.out == 0
 
 
 def test_who_is_called_now_and_then_keeps_its_lease() -> None:
-    """A gap between two calls that is nothing unusual is no end: to give back and to ask again would be two trips."""
+    """A gap between two calls that is nothing unusual is no end: to give back and to request again would be two trips."""
     alone = Alone("1000/minute", accuracy="low")
     for _ in range(100):
         alone.take()
@@ -45,7 +45,7 @@ def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
     town = Town(1000, "2/hour")
     granted = 0
     for _ in range(40):
-        made = town.member.trust("k", 1, town.now)
+        made = town.limiter.grant_unasked("k", 1, town.now)
         if made is None:
             waiter = town.wait("k")
             while waiter.result is None:
@@ -59,15 +59,15 @@ def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
     for _ in range(7300):  # until there can be one
         town.now += SECOND // 4
         town.turn()
-    assert not town.member.table.leases, "then it is forgotten"
-    assert town.member.trust("k", 1, town.now)
+    assert not town.limiter.leases, "then it is forgotten"
+    assert town.limiter.grant_unasked("k", 1, town.now)
 
 
 def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
     town = Town(1000, "100/hour")
     start, granted = town.now, 0
     while town.now < start + 3600 * SECOND:
-        granted += town.member.trust("k", 100, town.now) is not None
+        granted += town.limiter.grant_unasked("k", 100, town.now) is not None
         town.now += 5 * SECOND // 2
         town.turn()
     assert granted == 2, "the first was there, the second is one call too many, and is paid for"
@@ -76,13 +76,13 @@ def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
 def test_two_that_trust_each_other_pay_as_well() -> None:
     """That somebody else holds a lease, and may give it back, is no reason to be trusted again."""
     town = Town(1000, "100/hour")
-    law, style = town.member.law, town.member.style
+    params, profile = town.limiter.params, town.limiter.profile
     ledger = town.ledgers["k"] = Ledger()
-    other = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((80, 1),), 15, 0, 100_000_000, 30_000_000)
-    assert ledger.sync(town.now // 1000, law, style, other).lease > 0
+    other = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((80, 1),), 15, 0, 100_000_000, 30_000_000)
+    assert ledger.sync(town.now // 1000, params, profile, other).lease > 0
     granted = 0
     for _ in range(10):
-        granted += town.member.trust("k", 20, town.now) is not None
+        granted += town.limiter.grant_unasked("k", 20, town.now) is not None
         town.now += 5 * SECOND // 2
         town.turn()
     assert granted == 1
@@ -94,62 +94,62 @@ def test_the_child_of_a_fork_has_nothing_of_its_parents() -> None:
         town.wait(key)
     town.turn()
     town.wait("b")
-    town.node.leaving.add(town.member.table.leases.pop("a"))
-    town.node.thirsty.append(town.member.table.leases["b"])
-    old, name = town.node.lock, town.member.id
+    town.manager.releases.add(town.limiter.leases.pop("a"))
+    town.manager.refill_queue.append(town.limiter.leases["b"])
+    old, name = town.manager.lock, town.limiter.node_id
     old.acquire()  # by a thread that is not in the child
-    town.node.renew()
-    node, table = town.node, town.member.table
+    town.manager.after_fork()
+    node, table = town.manager, town.limiter
     assert node.lock is not old and table.lock is node.lock
     for release in (table.acquire_lock(), table.release_lock):
         assert release is not False
     assert not (node.waiting or node.leaving or node.thirsty or table.leases)
-    assert town.member.id != name
+    assert town.limiter.node_id != name
     town.now += 10 * SECOND
     assert town.gather() == []
 
 
 def test_what_a_lost_farewell_owed_is_still_owed() -> None:
     town = Town(max_keys=10, policy="allow")
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     town.wait("x")
-    town.node.leaving.add(town.member.table.leases.pop("x"))
+    town.manager.releases.add(town.limiter.leases.pop("x"))
     town.now += 2 * SECOND
-    errands = town.gather()
-    assert [(errand.ask.op, errand.ask.debt) for errand in errands] == [("release", 1)]
+    items = town.gather()
+    assert [(item.request.op, item.request.debt) for item in items] == [("release", 1)]
     town.wait("x")  # met again while that is under way
-    town.node.fail(town.now, errands, OSError("away"))
+    town.manager.fail(town.now, items, OSError("away"))
     for _ in range(4):
         town.now += 2 * SECOND
         town.turn()
-    free = town.ledgers["x"].free + town.ledgers["x"].out * town.member.law.cost
-    assert CAPACITY * town.member.law.cost - free >= 1.9 * town.member.law.cost, "both are charged"
+    free = town.ledgers["x"].free + town.ledgers["x"].out * town.limiter.params.cost
+    assert CAPACITY * town.limiter.params.cost - free >= 1.9 * town.limiter.params.cost, "both are charged"
 
 
 def test_a_reset_while_redis_is_away_forgets_what_is_owed() -> None:
     town = Town(max_keys=10, policy="allow")
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     for _ in range(3):
         town.wait("x")
-    assert town.member.table.leases["x"].debt == 3
+    assert town.limiter.leases["x"].debt == 3
     town.wait("x", "reset", 0)
-    assert town.member.table.leases["x"].debt == 0
+    assert town.limiter.leases["x"].debt == 0
 
 
 def test_one_key_finds_out_whether_redis_is_back_and_less_and_less_often() -> None:
     town = Town(max_keys=100)
     for number in range(20):
         town.wait(f"k{number}")
-    town.node.fail(town.now, town.gather(), OSError("away"))
+    town.manager.fail(town.now, town.gather(), OSError("away"))
     waits = []
     for _ in range(8):
-        waits.append(town.node.backend.retry_at - town.now)
+        waits.append(town.manager.health.retry_at - town.now)
         assert town.gather() == [], "not before its time"
-        town.now = town.node.backend.retry_at
+        town.now = town.manager.health.retry_at
         town.wait(f"k{len(waits)}")
-        probe = town.node.gather(town.now)
+        probe = town.manager.gather(town.now)
         assert len(probe) == 1
-        town.node.fail(town.now, probe, OSError("away"))
+        town.manager.fail(town.now, probe, OSError("away"))
     assert waits[0] < 100 * MILLISECOND and waits[4] > 4 * waits[0] and SECOND // 2 < max(waits) < 2 * SECOND
 
 
@@ -157,12 +157,12 @@ def test_nobody_is_asked_about_a_key_that_is_ill() -> None:
     """One key is of another type: its callers have the policy's word for a second, and nobody else has."""
     town = Town(max_keys=10)
     bad, good = town.wait("bad"), town.wait("good")
-    errands = town.gather()
-    assert [errand.lease.key for errand in errands] == ["bad", "good"]
+    items = town.gather()
+    assert [item.lease.key for item in items] == ["bad", "good"]
     ledger = town.ledgers.setdefault("good", Ledger())
-    law, style = town.member.law, town.member.style
-    reply = ledger.sync(town.now // 1000, law, style, errands[1].ask)
-    town.node.deliver(town.now, errands, ["WRONGTYPE of another kind", reply])
+    params, profile = town.limiter.params, town.limiter.profile
+    reply = ledger.sync(town.now // 1000, params, profile, items[1].request)
+    town.manager.deliver(town.now, items, ["WRONGTYPE of another kind", reply])
     assert bad.answer().degraded and not good.answer().degraded
     assert town.wait("bad").answer().degraded, "at once"
     town.now += 2 * SECOND
@@ -172,19 +172,19 @@ def test_nobody_is_asked_about_a_key_that_is_ill() -> None:
 def test_the_number_of_processes_is_forgotten_slowly_and_a_new_key_knows_it() -> None:
     """During an outage it is what a share is a share of."""
     town = Town(max_keys=10)
-    law, style = town.member.law, town.member.style
+    params, profile = town.limiter.params, town.limiter.profile
     ledger = town.ledgers["x"] = Ledger()
     for number in range(9):
-        ask = Ask("sync", f"p{number}", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
-        ledger.sync(town.now // 1000, law, style, ask)
+        request = LeaseRequest("sync", f"p{number}", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
+        ledger.sync(town.now // 1000, params, profile, request)
     town.wait("x")
     town.turn()
-    assert town.node.seen == 10
+    assert town.manager.nodes_seen == 10
     town.wait("y")
-    assert town.member.table.leases["y"].nodes == 10
-    del town.member.table.leases["x"]
+    assert town.limiter.leases["y"].nodes == 10
+    del town.limiter.leases["x"]
     town.turn()
-    assert 8 <= town.node.seen < 10, "y is its own, and says nothing of x"
+    assert 8 <= town.manager.nodes_seen < 10, "y is its own, and says nothing of x"
 
 
 def test_who_was_asked_for_longest_ago_goes_first_but_not_with_a_debt() -> None:
@@ -193,7 +193,7 @@ def test_who_was_asked_for_longest_ago_goes_first_but_not_with_a_debt() -> None:
         town.wait(key)
         town.turn()
         town.now += 60 * MILLISECOND
-    leases = town.member.table.leases
+    leases = town.limiter.leases
     leases["a"].debt = 1
     town.wait("e")
     assert "b" not in leases and "a" in leases and {"c", "d", "e"} <= leases.keys()
@@ -201,11 +201,11 @@ def test_who_was_asked_for_longest_ago_goes_first_but_not_with_a_debt() -> None:
 
 def test_what_a_key_owes_is_told_though_it_is_given_up() -> None:
     town = Town(max_keys=10, policy="allow")
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     town.wait("x")
-    lease = town.member.table.leases.pop("x")
-    town.node.leaving.add(lease)
-    assert lease.debt == 1 and lease in town.node.leaving.values()
+    lease = town.limiter.leases.pop("x")
+    town.manager.releases.add(lease)
+    assert lease.debt == 1 and lease in town.manager.releases.values()
 
 
 def test_a_refund_is_told_soon() -> None:
@@ -213,17 +213,17 @@ def test_a_refund_is_told_soon() -> None:
     town.wait("x", permits=10)
     for _ in range(100):
         town.turn()
-    assert town.member.table.leases["x"].due > town.now + SECOND // 4, "it has nothing to say"
-    town.member.refund("x", 5, town.now)
-    asks = [errand.ask for errand in town.gather()]
-    assert [ask.refund for ask in asks] == [5]
+    assert town.limiter.leases["x"].due > town.now + SECOND // 4, "it has nothing to say"
+    town.limiter.refund("x", 5)
+    requests = [item.request for item in town.gather()]
+    assert [request.refund for request in requests] == [5]
 
 
 def test_who_joins_during_an_outage_hears_of_it() -> None:
     town = Town(max_keys=10)
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     assert town.wait("x").answer().degraded
-    assert isinstance(town.member.outage.down, OSError)
+    assert isinstance(town.manager.health.down, OSError)
     town.now += 2 * SECOND
     town.answer(town.gather())
-    assert town.member.outage.down is None
+    assert town.manager.health.down is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.hybrid.lease import CERTAIN, FORGOTTEN, MARGIN, MILLISECOND, SECOND, TTL, Lease
+from headgate.hybrid.lease import DENY_UNASKED, DROP_SPARE_AFTER, MARGIN, MILLISECOND, SECOND, TTL, Lease
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.protocol import OK, STALE, STYLES, VOID, Ask, Reply, law_of
+from headgate.hybrid.protocol import OK, PROFILES, STALE, VOID, LeaseReply, LeaseRequest, quota_params
 from headgate.rule import Rule
 from tests.support.hybrid_exact import check_ledger
 
-STYLE = STYLES["high"]
+STYLE = PROFILES["high"]
 TRIP = MILLISECOND
 
 
@@ -18,44 +18,48 @@ class Pair:
     """A lease here, a ledger there, one clock for both."""
 
     def __init__(self, quota: str, algorithm: str = "token_bucket") -> None:
-        self.law = law_of(Rule(quota, algorithm))
-        self.style = STYLE
+        self.params = quota_params(Rule(quota, algorithm))
+        self.profile = STYLE
         self.ledger = Ledger()
         self.lease = Lease("k", 0, 0)
         self.now = SECOND  # nanoseconds
         self.seq = 0
 
-    def report(self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None) -> Ask:
+    def report(
+        self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None
+    ) -> LeaseRequest:
         if demand is not None:
-            self.lease.count(self.now, self.law, ())
+            self.lease.count_demand(self.now, self.params, ())
             self.lease.demand, self.lease.asked_at = demand, self.now
         self.seq += 1
-        return self.lease.report(self.now, self.seq, "me", self.law, self.style, TRIP, op, needs)
+        return self.lease.report(self.now, self.seq, "me", self.params, self.profile, TRIP, op, needs)
 
-    def ask(self, ask: Ask) -> Reply:
-        return self.ledger.sync(self.now // 1000, self.law, self.style, ask)
+    def ask(self, ask: LeaseRequest) -> LeaseReply:
+        return self.ledger.sync(self.now // 1000, self.params, self.profile, request)
 
-    def accept(self, ask: Ask, reply: Reply) -> bool:
-        return self.lease.accept(self.now, reply, ask, self.law, self.style, TRIP)
+    def accept(self, ask: LeaseRequest, reply: LeaseReply) -> bool:
+        return self.lease.accept(self.now, reply, request, self.params, self.profile, TRIP)
 
-    def trip(self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None) -> Reply:
-        ask = self.report(op, needs, demand)
-        reply = self.ask(ask)
-        self.accept(ask, reply)
+    def trip(
+        self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None
+    ) -> LeaseReply:
+        request = self.report(op, needs, demand)
+        reply = self.ask(request)
+        self.accept(request, reply)
         return reply
 
     def spend(self, permits: int) -> None:
         assert self.now < self.lease.expires
-        self.lease.balance -= permits * self.law.cost
+        self.lease.balance -= permits * self.params.cost
         assert self.lease.balance >= 0
 
     @property
     def held(self) -> int:
-        return self.lease.balance // self.law.cost
+        return self.lease.balance // self.params.cost
 
     @property
     def free(self) -> int:
-        return self.ledger.free // self.law.cost
+        return self.ledger.free // self.params.cost
 
 
 def leased(quota: str = "100/hour", demand: float = 100.0) -> Pair:
@@ -84,18 +88,18 @@ def test_who_waits_is_decided_there_and_everything_goes_back_first() -> None:
     held = pair.held
     assert held
     reply = pair.trip(needs=((1, 10),), demand=0.0)
-    assert reply.before == 10 * pair.law.cost, "what was held here counts there"
+    assert reply.before == 10 * pair.params.cost, "what was held here counts there"
     assert pair.free == 0 and pair.ledger.out == 0
 
 
 def test_a_lost_reply_costs_nothing() -> None:
     pair = leased()
-    ask = pair.report(demand=400.0)
-    reply = pair.ask(ask)
+    request = pair.report(demand=400.0)
+    reply = pair.ask(request)
     assert reply.lease > 0
-    pair.lease.lose(pair.now, ask)
+    pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=400.0)
-    assert not pair.accept(ask, reply), "it came too late: the ledger has taken it back"
+    assert not pair.accept(request, reply), "it came too late: the ledger has taken it back"
     assert pair.held == pair.ledger.out
     assert pair.free + pair.held == 100
 
@@ -105,7 +109,7 @@ def test_a_lost_return_is_told_again() -> None:
     held = pair.held
     lost = pair.report(demand=0.0)  # gives back all but a spare, and is lost on the way
     assert pair.held <= 1 < held
-    pair.lease.lose(pair.now, lost)
+    pair.lease.lose_reply(pair.now, lost)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100
 
@@ -113,7 +117,7 @@ def test_a_lost_return_is_told_again() -> None:
 def test_an_old_report_changes_nothing() -> None:
     pair = leased()
     old = pair.report(demand=50.0)
-    pair.lease.lose(pair.now, old)
+    pair.lease.lose_reply(pair.now, old)
     pair.trip(demand=50.0)
     before = (pair.ledger.free, pair.ledger.out)
     assert pair.ask(old).status == STALE
@@ -132,9 +136,9 @@ def test_a_lease_is_never_cut_short() -> None:
     pair.trip(demand=0.5)
     assert pair.held == 1
     pair.now += SECOND
-    ask = pair.report(demand=100.0)
-    pair.ask(ask)
-    pair.lease.lose(pair.now, ask)
+    request = pair.report(demand=100.0)
+    pair.ask(request)
+    pair.lease.lose_reply(pair.now, request)
     assert pair.held == 1
     assert next(iter(pair.ledger.nodes.values())).exp * 1000 > pair.lease.expires
 
@@ -143,9 +147,9 @@ def test_what_is_not_spent_in_time_is_burned() -> None:
     pair = leased()
     held = pair.held
     pair.now += TTL + SECOND
-    ask = pair.report(demand=0.0)
-    assert ask.lid == 0
-    pair.lease.lose(pair.now, ask)
+    request = pair.report(demand=0.0)
+    assert request.lid == 0
+    pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100 - held, "its holder may have spent it"
 
@@ -154,11 +158,11 @@ def test_what_came_too_late_to_be_spent_goes_back() -> None:
     """Nobody here knows how much of a long trip was the way there: it may end sooner than it was granted."""
     pair = Pair("5/second", "fixed_window")
     pair.trip(needs=((3, 1),))
-    ask = pair.report(demand=50.0)
+    request = pair.report(demand=50.0)
     pair.now += 400 * MILLISECOND
-    reply = pair.ask(ask)
+    reply = pair.ask(request)
     pair.now += 300 * MILLISECOND
-    pair.accept(ask, reply)
+    pair.accept(request, reply)
     lease = pair.lease
     assert pair.held == 2 and reply.wait > 0 and pair.now >= lease.expires
     assert pair.now >= lease.deny_until and pair.now >= lease.due, "nobody is refused for it, and it is told at once"
@@ -167,20 +171,20 @@ def test_what_came_too_late_to_be_spent_goes_back() -> None:
 
 def test_what_the_ledger_has_burned_does_not_go_back() -> None:
     pair = leased()
-    pair.now = pair.lease.known
-    ask = pair.report()
-    assert ask.lid == 0 and ask.held == 0
-    assert ask.returned == 0 and pair.held == 0
+    pair.now = pair.lease.known_until
+    request = pair.report()
+    assert request.lid == 0 and request.held == 0
+    assert request.returned == 0 and pair.held == 0
 
 
 def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
     pair = leased()
     pair.ledger = Ledger()  # its data was lost
-    ask = pair.report(demand=100.0)
-    assert ask.held > 0
-    reply = pair.ask(ask)
+    request = pair.report(demand=100.0)
+    assert request.held > 0
+    reply = pair.ask(request)
     assert reply.status == VOID
-    assert not pair.accept(ask, reply)
+    assert not pair.accept(request, reply)
     assert pair.held == 0 and pair.lease.expires == 0
     assert pair.trip(demand=100.0).status == OK
 
@@ -191,8 +195,8 @@ def test_lost_data_does_not_fill_the_bucket() -> None:
     pair.now += MILLISECOND
     pair.trip(demand=100.0)
     assert pair.free == 0 and pair.ledger.lost, "a lease older than the key proves that there was one before"
-    newcomer = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 0, 0, 0, 6_000_000)
-    assert pair.ask(newcomer).before < pair.law.cost
+    newcomer = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 0, 0, 0, 6_000_000)
+    assert pair.ask(newcomer).before < pair.params.cost
 
 
 def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
@@ -200,7 +204,7 @@ def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
     record = next(iter(pair.ledger.nodes.values()))
     lost = record.out
     pair.ledger.out -= record.out
-    pair.ledger.free += record.out * pair.law.cost
+    pair.ledger.free += record.out * pair.params.cost
     record.out = record.lease = 0
     reply = pair.trip(demand=100.0)
     assert lost and pair.held == reply.out == pair.ledger.out
@@ -209,9 +213,9 @@ def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
 def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
     pair = Pair("100/hour")
     pair.lease.debt = 30
-    ask = pair.report(demand=0.0)
-    pair.ask(ask)
-    pair.lease.lose(pair.now, ask)
+    request = pair.report(demand=0.0)
+    pair.ask(request)
+    pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70 and pair.lease.debt == 0
 
@@ -227,9 +231,9 @@ def test_a_refund_is_told_once_at_most() -> None:
     pair = Pair("100/hour")
     pair.trip(needs=((50, 1),), demand=0.0)
     pair.lease.refund = 20
-    ask = pair.report(demand=0.0)
-    pair.ask(ask)
-    pair.lease.lose(pair.now, ask)
+    request = pair.report(demand=0.0)
+    pair.ask(request)
+    pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70
 
@@ -243,7 +247,7 @@ def test_a_refund_never_goes_above_the_capacity() -> None:
 
 def test_reset_fills_up_to_what_others_hold() -> None:
     pair = leased()
-    others = Ask("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
+    others = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
     there = pair.ask(others).lease
     pair.spend(pair.held)
     pair.trip("reset")
@@ -274,11 +278,11 @@ def test_a_refusal_is_no_shorter_for_a_long_trip() -> None:
         ("60/second burst 1", 2000.0),
     ):
         pair = Pair(quota)
-        ask = pair.report(needs=((10, 1),), demand=demand)
+        request = pair.report(needs=((10, 1),), demand=demand)
         pair.now += MILLISECOND
-        reply = pair.ask(ask)
+        reply = pair.ask(request)
         pair.now += 90 * MILLISECOND
-        pair.accept(ask, reply)
+        pair.accept(request, reply)
         assert reply.wait > 0 and pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
@@ -287,20 +291,20 @@ def test_a_promise_that_cannot_be_kept_is_none() -> None:
     pair = Pair("1/second")
     pair.trip(needs=((1, 1),))
     pair.now += SECOND // 2
-    pair.lease.told(pair.now, pair.now + SECOND // 4, False)
+    pair.lease.note_retry(pair.now, pair.now + SECOND // 4, False)
     reply = pair.trip(needs=((1, 1),))
     assert pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
 def test_a_refusal_of_many_is_remembered() -> None:
     pair = Pair("1/second burst 10")
-    pair.style = STYLE._replace(leased=0)
+    pair.profile = STYLE._replace(leased=0)
     pair.trip(needs=((8, 1),), demand=0.0)
     sent = pair.now
     pair.trip(needs=((1, 5),), demand=0.0)
-    assert pair.lease.deny_from == 5 * pair.law.cost
-    assert pair.lease.deny_until + pair.lease.later == sent + 3 * SECOND
-    assert pair.lease.deny_until == sent + CERTAIN, "then Redis is asked again: somebody may have given some back"
+    assert pair.lease.deny_from == 5 * pair.params.cost
+    assert pair.lease.deny_until + pair.lease.deny_extension == sent + 3 * SECOND
+    assert pair.lease.deny_until == sent + DENY_UNASKED, "then Redis is asked again: somebody may have given some back"
 
 
 def test_a_lease_of_a_window_ends_with_it() -> None:
@@ -319,28 +323,28 @@ def test_an_idle_key_is_forgotten() -> None:
     pair.now += SECOND
     pair.trip()
     assert pair.held <= 1
-    pair.now = pair.lease.asked_at + FORGOTTEN
+    pair.now = pair.lease.asked_at + DROP_SPARE_AFTER
     pair.trip()
-    assert pair.held == 0 and pair.free == 100 and pair.lease.idle(pair.now)
+    assert pair.held == 0 and pair.free == 100 and pair.lease.is_forgettable(pair.now)
 
 
 def test_a_new_law_keeps_what_is_left() -> None:
     pair = Pair("100/hour")
     pair.trip(needs=((90, 1),), demand=0.0)
-    pair.law = law_of(Rule("50/minute"))
+    pair.params = quota_params(Rule("50/minute"))
     reply = pair.trip(needs=((1, 1),), demand=0.0)
-    assert reply.before // pair.law.cost == 10
+    assert reply.before // pair.params.cost == 10
 
 
 def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> None:
     """Leases of the old quota may be many times the new one: nothing is free until they end, and then it goes on."""
     pair = leased("100000/hour", 1_000_000.0)
-    old, held = pair.law, pair.held
-    new = law_of(Rule("100/hour"))
+    old, held = pair.params, pair.held
+    new = quota_params(Rule("100/hour"))
     assert held > 1000
-    newcomer = Ask("sync", "new", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 10, 0, 10_000, 6_000_000)
+    newcomer = LeaseRequest("sync", "new", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 10, 0, 10_000, 6_000_000)
 
-    def ask(seq: int, ack: int) -> Reply:
+    def ask(seq: int, ack: int) -> LeaseReply:
         reply = pair.ledger.sync(pair.now // 1000, new, STYLE, newcomer._replace(seq=seq, ack=ack))
         check_ledger(pair.ledger)
         return reply
@@ -360,8 +364,8 @@ def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> Non
 def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
     pair = leased("100000/hour", 1_000_000.0)
     held = pair.held
-    pair.law = law_of(Rule("100/hour"))
-    pair.lease.balance = pair.lease.mark = held * pair.law.cost
+    pair.params = quota_params(Rule("100/hour"))
+    pair.lease.balance = pair.lease.counted_balance = held * pair.params.cost
     pair.trip("release")
     check_ledger(pair.ledger)
     assert held > 1000 and pair.free == 100
@@ -369,8 +373,8 @@ def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
 
 def test_a_reset_beside_old_leases_owes_nothing() -> None:
     pair = leased("100000/hour", 1_000_000.0)
-    new = law_of(Rule("100/hour"))
-    reset = Ask("reset", "new", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
+    new = quota_params(Rule("100/hour"))
+    reset = LeaseRequest("reset", "new", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
     reply = pair.ledger.sync(pair.now // 1000, new, STYLE, reset)
     check_ledger(pair.ledger)
     assert reply.free == 0 and reply.others > 100
@@ -382,9 +386,9 @@ def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
     pair.lease.debt = 5
     lost = pair.report(demand=0.0)
     pair.ask(lost)
-    pair.lease.lose(pair.now, lost)
+    pair.lease.lose_reply(pair.now, lost)
     pair.lease.debt += 2
-    pair.lease.forgive()
+    pair.lease.forgive_debt()
     pair.lease.debt += 3
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100 - 5 - 3 and pair.lease.debt == 0
@@ -393,19 +397,19 @@ def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
 def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
     pair = Pair("100/hour")
     pair.lease.debt = 5
-    ask = pair.report(demand=0.0)
-    pair.lease.forgive()
-    pair.accept(ask, pair.ask(ask))
+    request = pair.report(demand=0.0)
+    pair.lease.forgive_debt()
+    pair.accept(request, pair.ask(request))
     assert pair.lease.debt == 0
     pair.lease.debt = 3
-    pair.lease.forgive()
+    pair.lease.forgive_debt()
     assert pair.lease.debt == 0
 
 
-def other(pair: Pair, seq: int, **more: Any) -> Reply:
+def other(pair: Pair, seq: int, **more: Any) -> LeaseReply:
     """What somebody else is told."""
-    ask = Ask("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
-    reply = pair.ask(ask)
+    request = LeaseRequest("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
+    reply = pair.ask(request)
     check_ledger(pair.ledger)
     return reply
 
@@ -418,9 +422,9 @@ def test_no_more_is_leased_in_all_than_the_style_says() -> None:
 
 def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_free() -> None:
     pair = Pair("1000/hour")
-    pair.style = STYLE._replace(leased=0)
+    pair.profile = STYLE._replace(leased=0)
     pair.trip(demand=9_900.0)
-    pair.style = STYLE
+    pair.profile = STYLE
     assert pair.free == 1000 and pair.held == 0
     assert 38 <= other(pair, 1, want=900, demand=100_000).lease <= 42, "about a hundredth of the demand"
 
@@ -459,10 +463,10 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
     pair = Pair("100/10s", "sliding_window_counter")
     pair.now = 1_700_000_001 * SECOND
     assert pair.report(demand=100.0).want > 0
-    pair.lease.flight = 0
-    pair.lease.told(pair.now, pair.now + 5 * SECOND, True)
-    ask = pair.report(demand=100.0)
-    assert ask.want == 0 and ask.spare == 0
+    pair.lease.in_flight = 0
+    pair.lease.note_retry(pair.now, pair.now + 5 * SECOND, True)
+    request = pair.report(demand=100.0)
+    assert request.want == 0 and request.spare == 0
 
 
 def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
@@ -480,10 +484,10 @@ def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
 def test_the_first_promise_counts_and_the_latest() -> None:
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):
-        lease.told(10, until, False)
-    assert (lease.promise, lease.latest) == (30, 40)
-    lease.told(35, 60, False)
-    assert (lease.promise, lease.latest) == (60, 60), "the first is over"
+        lease.note_retry(10, until, False)
+    assert (lease.first_retry, lease.last_retry) == (30, 40)
+    lease.note_retry(35, 60, False)
+    assert (lease.first_retry, lease.last_retry) == (60, 60), "the first is over"
 
 
 def test_who_gives_back_does_not_refuse() -> None:
@@ -495,11 +499,11 @@ def test_who_gives_back_does_not_refuse() -> None:
 
 def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
     pair = Pair("1/second burst 10")
-    pair.style = STYLE._replace(leased=0)
+    pair.profile = STYLE._replace(leased=0)
     pair.trip(needs=((6, 1),), demand=0.0)
-    pair.style = STYLE
+    pair.profile = STYLE
     assert other(pair, 1, want=2, demand=10**6).lease > 0
-    pair.style = STYLE._replace(leased=0)
+    pair.profile = STYLE._replace(leased=0)
     pair.trip(needs=((1, 5),), demand=0.0)
     assert pair.lease.deny_until == 0
 
@@ -507,15 +511,15 @@ def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
 def test_what_was_refused_is_worth_a_report() -> None:
     """Demand that was refused is demand."""
     lease = Lease("k", 0, 0)
-    assert not lease.worth()
+    assert not lease.has_news()
     lease.denied = 1
-    assert lease.worth()
+    assert lease.has_news()
 
 
 def test_nothing_is_leased_where_trips_take_longer_than_the_bucket_lasts() -> None:
     pair = Pair("1000/second burst 10")
     pair.lease.demand = 900.0
-    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0
+    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0
     pair = Pair("1000/second burst 1000")
     pair.lease.demand = 900.0
-    assert pair.lease.report(pair.now, 1, "me", pair.law, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want > 0
+    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want > 0

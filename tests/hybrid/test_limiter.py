@@ -24,8 +24,8 @@ from headgate import (
     PermitsExceedLimit,
     RateLimited,
 )
-from headgate.hybrid import synchroniser
-from headgate.hybrid.protocol import STYLES
+from headgate.hybrid import drivers
+from headgate.hybrid.protocol import PROFILES
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -146,10 +146,10 @@ def test_a_refund_just_before_the_end(redis_server: Server) -> None:
     with HybridLimiter(SLOW, store=redis_server.patient_url) as limiter:
         assert limiter.try_acquire("k", 30)
     limiter = HybridLimiter(SLOW, store=redis_server.patient_url)
-    node = limiter._backend.node
+    node = limiter._backend.manager
     with node.lock:  # nobody drives
         limiter.refund("k", 10)
-        limiter._backend.member.dismiss()
+        limiter._backend.limiter.release_all()
     limiter.close()
     with HybridLimiter(SLOW, store=redis_server.patient_url) as other:
         assert other.peek("k", 0).remaining == 80
@@ -231,7 +231,9 @@ def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.M
         for _ in range(300):
             limiter.try_acquire("k")
             clock.advance(0.000_1)
-        with limiter._backend.node.lock:  # the synchroniser stands still, and with it all that is not the caller's own
+        with (
+            limiter._backend.manager.lock
+        ):  # the synchroniser stands still, and with it all that is not the caller's own
             before = limiter.stats()
             if before.held < 100:
                 return False  # it holds nothing yet, or has just given it back
@@ -286,7 +288,7 @@ EXIT = """
 import sys, time
 from headgate import HybridLimiter
 from headgate.hybrid import drivers
-drivers.FAREWELL = 30.0
+drivers.RELEASE_TIMEOUT = 30.0
 limiter = HybridLimiter("1000/day", store=sys.argv[1])
 while limiter.stats().held < 2:
     assert limiter.try_acquire("k")
@@ -298,7 +300,7 @@ EXIT_OF_A_LOOP = """
 import asyncio, sys
 from headgate import AsyncHybridLimiter
 from headgate.hybrid import drivers
-drivers.FAREWELL = 30.0
+drivers.RELEASE_TIMEOUT = 30.0
 limiter = AsyncHybridLimiter("1000/day", store=sys.argv[1])
 async def main():
     while limiter.stats().held < 2:
@@ -334,7 +336,7 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
     limiter = HybridLimiter("1000/day", store=redis_server.patient_url)
     while limiter.stats().held < 2:
         assert limiter.try_acquire("k")
-    driver = weakref.ref(limiter._backend.synchroniser)
+    driver = weakref.ref(limiter._backend.manager)
     del limiter
     gc.collect()
     until(lambda: out(redis_server) == 0)
@@ -343,7 +345,7 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
 
 def test_accuracy_in_capitals_as_the_documents_write_it(redis_server: Server) -> None:
     with HybridLimiter("5/day", store=redis_server.patient_url, accuracy="LOW") as limiter:  # type: ignore[arg-type]
-        assert limiter._backend.member.style is STYLES["low"]
+        assert limiter._backend.limiter.profile is PROFILES["low"]
         assert "redis://" in repr(limiter) and "HybridStore" not in repr(limiter)
 
 
@@ -369,7 +371,7 @@ def gone(something: weakref.ref[Any]) -> bool:
 def test_nothing_runs_on_for_nobody_while_redis_is_away(closed: bool) -> None:
     limiter = HybridLimiter("5/second", store="redis://127.0.0.1:1", on_store_error="allow")
     assert limiter.try_acquire("k").degraded
-    driver = weakref.ref(limiter._backend.synchroniser)
+    driver = weakref.ref(limiter._backend.manager)
     if closed:
         limiter.close()
     del limiter
@@ -412,12 +414,12 @@ def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> N
     used, unused = (HybridLimiter("1000/day", store=redis_server.url, name=name) for name in ("a", "b"))
     assert used.try_acquire("k")
     limiters = [used, unused]
-    names = [limiter._backend.member.id for limiter in limiters]
+    names = [limiter._backend.limiter.node_id for limiter in limiters]
     for _ in range(2):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(write, " ".join(limiter._backend.member.id for limiter in limiters).encode())
+            os.write(write, " ".join(limiter._backend.limiter.node_id for limiter in limiters).encode())
             os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
@@ -431,14 +433,14 @@ def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> N
 def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     spent = held = 0
-    slept = synchroniser.asleep() + 3600 * 10**9
+    slept = drivers.suspended_time() + 3600 * 10**9
     while held < 5:
         spent += limiter.try_acquire("k").allowed
-        with limiter._backend.node.lock:  # or what is held may go back before the look at the clock
+        with limiter._backend.manager.lock:  # or what is held may go back before the look at the clock
             held = limiter.stats().held
             if held >= 5:
-                monkeypatch.setattr(synchroniser, "asleep", lambda: slept)
-                lease = limiter._backend.member.table.leases["k"]
+                monkeypatch.setattr(drivers, "suspended_time", lambda: slept)
+                lease = limiter._backend.limiter.leases["k"]
     until(lambda: lease.expires == 0 or lease.lid == 0 or limiter.stats().burned)
     assert limiter.try_acquire("k").allowed, "with a new lease"
     limiter.close()
@@ -464,7 +466,7 @@ def test_idle_keys_are_forgotten(redis_server: Server) -> None:
 
     until(forgotten)
     assert seconds > 20, "a spare is kept for that long"
-    assert "busy" in limiter._backend.member.table.leases
+    assert "busy" in limiter._backend.limiter.leases
     assert sum(out(redis_server, f"k{number}") for number in range(20)) == 0
     limiter.close()
     store.close()
@@ -500,7 +502,7 @@ def test_many_keys_travel_together(redis_server: Server) -> None:
 def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     limiters = [HybridLimiter(SLOW, store=store, name=f"n{number}") for number in range(3)]
-    assert len({limiter._backend.synchroniser for limiter in limiters}) == 1
+    assert len({limiter._backend.manager for limiter in limiters}) == 1
     for limiter in limiters:
         assert limiter.try_acquire("k").remaining == 99
     for limiter in limiters:
@@ -593,7 +595,7 @@ def test_closing_does_not_wait_for_the_next_tick(redis_server: Server) -> None:
 def test_a_signal_handler_between_the_steps_does_not_hang(redis_server: Server) -> None:
     with HybridLimiter("1000/second", store=redis_server.url, on_store_error="deny") as limiter:
         assert limiter.try_acquire("warm")
-        with limiter._backend.node.lock:  # as if it had interrupted a call of this very thread
+        with limiter._backend.manager.lock:  # as if it had interrupted a call of this very thread
             for made in (limiter.try_acquire("cold"), limiter.peek("colder")):
                 assert not made.allowed and made.degraded
         assert limiter.try_acquire("cold"), "and nothing is remembered"
@@ -605,7 +607,7 @@ import sys
 sys.modules["redis"] = None
 from headgate import *
 Limiter("1/second")
-from headgate.hybrid.simulate import Scenario, simulate
+from headgate.simulate import Scenario, simulate
 try:
     from headgate import HybridLimiter
     HybridLimiter("1/second")

@@ -10,11 +10,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from headgate.hybrid.protocol import STYLES, law_of
+from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.rule import Rule
 from tests.support.hybrid_fleet import QUOTAS, STEPS, Fleet, Process
 
-RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
+RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` requests for thousands
 WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))
 SHRINK = os.environ.get("HEADGATE_MACHINE_SHRINK") != "0"
 
@@ -31,11 +31,11 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         quota=st.integers(0, 9),
-        style=st.sampled_from(sorted(STYLES)),
+        profile=st.sampled_from(sorted(PROFILES)),
         drifts=st.lists(st.integers(-5, 5), min_size=2, max_size=4),
     )
-    def begin(self, quota: int, style: str, drifts: list[int]) -> None:
-        self.fleet = Fleet(self.kind, quota, style, drifts)
+    def begin(self, quota: int, profile: str, drifts: list[int]) -> None:
+        self.fleet = Fleet(self.kind, quota, profile, drifts)
 
     @rule(by=st.sampled_from(STEPS), share=st.integers(1, 10))
     def advance(self, by: int, share: int) -> None:
@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", QUOTAS)
 def test_machine(kind: str) -> None:
     machine = type(f"Machine_{kind}", (Machine,), {"kind": kind})
-    runs = RUNS if kind != "gcra" else RUNS // 4  # the same law as the token bucket
+    runs = RUNS if kind != "gcra" else RUNS // 4  # the same params as the token bucket
     phases = tuple(Phase) if SHRINK else (Phase.generate,)
     chosen = settings(max_examples=runs, stateful_step_count=50, deadline=None, phases=phases)
     run_state_machine_as_test(machine, settings=chosen)
@@ -110,7 +110,9 @@ def test_random_walks(kind: str) -> None:
     """A hundred times as fast as the machine above, so that what is rare comes up too."""
     for seed in range(WALKS if kind != "gcra" else WALKS // 4):
         dice = random.Random(f"{kind} {seed}")
-        fleet = Fleet(kind, seed, dice.choice(sorted(STYLES)), [dice.randint(-5, 5) for _ in range(dice.randint(1, 4))])
+        fleet = Fleet(
+            kind, seed, dice.choice(sorted(PROFILES)), [dice.randint(-5, 5) for _ in range(dice.randint(1, 4))]
+        )
         try:
             walk(fleet, dice, 60)
             fleet.finish()
@@ -123,34 +125,34 @@ def test_a_quota_that_is_lowered() -> None:
     above = 0
     for seed in range(WALKS // 4):
         dice = random.Random(f"lowered {seed}")
-        fleet = Fleet("token_bucket", 0, dice.choice(sorted(STYLES)), [0, 0])
+        fleet = Fleet("token_bucket", 0, dice.choice(sorted(PROFILES)), [0, 0])
         fleet.rule = Rule("200/second")
-        fleet.law = law_of(fleet.rule)
+        fleet.params = quota_params(fleet.rule)
         for _ in range(dice.randint(2, 6)):
             fleet.trip(dice.randint(0, 1), 500)
             fleet.advance(dice.choice([1_000, 20_000]))
         old, leased, start = fleet.processes, fleet.ledger.out, fleet.true
         fleet.rule = Rule(dice.choice(["10/second burst 5", "3/minute", "7/second burst 20"]))
-        fleet.law, law = law_of(fleet.rule), fleet.law
+        fleet.params, params = quota_params(fleet.rule), fleet.params
         fleet.processes = [Process(f"new{i}", 0) for i in range(2)]
         fleet.requests, fleet.answers, fleet.admitted = [], [], []
         for _ in range(20):
             walk(fleet, dice, 3)
             for process in old:  # who has not heard of the new quota goes on with what it has
-                while process.now(fleet.true) < process.lease.expires and process.lease.balance >= law.cost:
-                    process.lease.balance -= law.cost
+                while process.now(fleet.true) < process.lease.expires and process.lease.balance >= params.cost:
+                    process.lease.balance -= params.cost
                     fleet.admitted.append((fleet.true, 1))
                     if dice.random() < 0.2:
                         break
         admitted = sum(permits for _, permits in fleet.admitted)
-        came_in = (fleet.true - start) * fleet.law.rate // fleet.law.cost + 1
-        assert admitted <= max(fleet.law.limit, leased) + came_in, f"seed {seed}"
-        above += leased > fleet.law.limit
+        came_in = (fleet.true - start) * fleet.params.rate // fleet.params.cost + 1
+        assert admitted <= max(fleet.params.limit, leased) + came_in, f"seed {seed}"
+        above += leased > fleet.params.limit
     assert above > WALKS // 10, "most had more out than the new quota has"
 
 
 def walk(fleet: Fleet, dice: random.Random, steps: int) -> None:
-    limit = fleet.law.limit
+    limit = fleet.params.limit
 
     def some_needs() -> list[tuple[int, int]]:
         return dice.choice([[], [], [(limit, 1)], [(dice.randint(1, 3), dice.randint(1, 4)), (1, 1)]])

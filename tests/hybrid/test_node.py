@@ -7,12 +7,11 @@ from collections import Counter
 
 import pytest
 
-from headgate.hybrid.errand import Errand, Waiter
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Member
-from headgate.hybrid.node import BATCH, Node
-from headgate.hybrid.protocol import OK, STYLES, Reply
+from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
+from headgate.hybrid.manager import BATCH, LeaseManager, SyncItem
+from headgate.hybrid.protocol import OK, PROFILES, LeaseReply
 from headgate.rule import Rule
 
 CAPACITY = 20
@@ -25,53 +24,53 @@ class Town:
         self, max_keys: int, quota: str = f"{CAPACITY}/day", policy: str = "deny", apart: bool = False
     ) -> None:
         self.now = 1000 * SECOND
-        self.node = Node(random.Random(1), apart)
-        self.member = Member(
-            self.node, Rule(quota), STYLES["high"], policy, str, lambda: self.now, lambda *_: None, max_keys
+        self.manager = LeaseManager(random.Random(1), apart)
+        self.limiter = LimiterLeases(
+            self.manager, Rule(quota), PROFILES["high"], policy, str, lambda: self.now, lambda *_: None, max_keys
         )
         self.ledgers: dict[str, Ledger] = {}
-        self.waiters: list[tuple[str, Waiter]] = []
+        self.waiters: list[tuple[str, LeaseWaiter]] = []
         self.local: Counter[str] = Counter()
 
-    def wait(self, key: str, op: str = "take", permits: int = 1) -> Waiter:
-        waiter = Waiter(op, permits, lambda: None)
+    def wait(self, key: str, op: str = "take", permits: int = 1) -> LeaseWaiter:
+        waiter = LeaseWaiter(op, permits, lambda: None)
         self.waiters.append((key, waiter))
-        self.member.wait(key, waiter, self.now)
+        self.limiter.queue_waiter(key, waiter, self.now)
         return waiter
 
     def call(self, key: str) -> None:
         """From the lease, or wait."""
-        made = self.member.table.try_acquire(key)
+        made = self.limiter.try_acquire(key)
         if made is None:
             self.wait(key)
         else:
             self.local[key] += made.allowed
 
-    def gather(self) -> list[Errand]:
+    def gather(self) -> list[SyncItem]:
         self.now += TICK
-        return self.node.gather(self.now)
+        return self.manager.gather(self.now)
 
-    def answer(self, errands: list[Errand]) -> None:
-        law, style = self.member.law, self.member.style
-        asked = [(self.ledgers.setdefault(errand.lease.key, Ledger()), errand.ask) for errand in errands]
-        replies = [ledger.sync(self.now // 1000, law, style, ask) for ledger, ask in asked]
+    def answer(self, items: list[SyncItem]) -> None:
+        params, profile = self.limiter.params, self.limiter.profile
+        asked = [(self.ledgers.setdefault(item.lease.key, Ledger()), item.request) for item in items]
+        replies = [ledger.sync(self.now // 1000, params, profile, request) for ledger, request in asked]
         self.now += MILLISECOND
-        self.node.deliver(self.now, errands, replies)
-        self.node.busy = False
+        self.manager.deliver(self.now, items, replies)
+        self.manager.busy = False
 
     def turn(self) -> None:
-        errands = self.gather()
-        if errands:
-            self.answer(errands)
+        items = self.gather()
+        if items:
+            self.answer(items)
 
     def admitted(self, key: str) -> int:
         waited = [w for k, w in self.waiters if k == key and w.op == "take" and w.result and w.result.allowed]
         return self.local[key] + sum(waiter.permits for waiter in waited)
 
     def check(self) -> None:
-        live = [lease.key for lease in self.member.table.leases.values()]
-        assert set(self.node.waiting) <= set(self.member.table.leases.values()), "who waits, waits for a live lease"
-        assert not set(live) & {key for _, key in self.node.leaving}, "one lease a key"
+        live = [lease.key for lease in self.limiter.leases.values()]
+        assert set(self.manager.waiters) <= set(self.limiter.leases.values()), "who waits, waits for a live lease"
+        assert not set(live) & {key for _, key in self.manager.releases}, "one lease a key"
         for key in self.ledgers:
             assert self.admitted(key) <= CAPACITY, f"{self.admitted(key)} of {CAPACITY} for {key}"
 
@@ -96,13 +95,13 @@ def test_a_lease_that_somebody_waits_for_is_not_evicted() -> None:
 def test_a_lease_under_way_is_not_evicted() -> None:
     town = Town(max_keys=1)
     town.wait("x")
-    errands = town.gather()
-    lease = town.member.table.leases["x"]
+    items = town.gather()
+    lease = town.limiter.leases["x"]
     town.wait("y")
-    assert town.member.table.leases["x"] is lease
-    town.answer(errands)
+    assert town.limiter.leases["x"] is lease
+    town.answer(items)
     town.wait("z")
-    assert len(town.member.table.leases) <= 2, "there is room again once it has come back"
+    assert len(town.limiter.leases) <= 2, "there is room again once it has come back"
 
 
 def test_closed_while_under_way_and_used_again() -> None:
@@ -111,12 +110,12 @@ def test_closed_while_under_way_and_used_again() -> None:
         town.wait("x")
         town.turn()
     town.wait("x")
-    errands = town.gather()
-    lease = town.member.table.leases["x"]
-    town.member.dismiss()
+    items = town.gather()
+    lease = town.limiter.leases["x"]
+    town.limiter.release_all()
     town.wait("x")
-    assert town.member.table.leases["x"] is lease, "the one that the ledger knows"
-    town.answer(errands)
+    assert town.limiter.leases["x"] is lease, "the one that the ledger knows"
+    town.answer(items)
     town.check()
 
 
@@ -124,32 +123,35 @@ def test_closed_while_under_way_gives_everything_back() -> None:
     town = Town(max_keys=10)
     for _ in range(10):
         town.wait("x")
-    errands = town.gather()
-    town.member.dismiss()
-    town.answer(errands)
+    items = town.gather()
+    town.limiter.release_all()
+    town.answer(items)
     assert town.ledgers["x"].out > 0
     town.turn()
     assert town.ledgers["x"].out == 0
-    assert not town.node.leaving
+    assert not town.manager.releases
 
 
 def test_a_debt_survives_eviction_and_a_lost_farewell() -> None:
     town = Town(max_keys=1, policy="allow")
     town.wait("x")
     town.turn()
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     owed = town.wait("x").permits
     town.wait("y")  # x leaves
     town.now += 2 * SECOND
-    errands = town.gather()
-    for errand in errands:
-        assert errand.ask.op != "release" or errand.ask.debt == owed
+    items = town.gather()
+    for item in items:
+        assert item.request.op != "release" or item.request.debt == owed
     town.wait("x")
-    town.node.fail(town.now, errands, OSError("away"))
+    town.manager.fail(town.now, items, OSError("away"))
     for _ in range(5):
         town.now += 2 * SECOND
         town.turn()
-    assert town.ledgers["x"].free <= (CAPACITY - 1 - 2 * owed) * town.member.law.cost + town.member.law.room // 1000
+    assert (
+        town.ledgers["x"].free
+        <= (CAPACITY - 1 - 2 * owed) * town.limiter.params.cost + town.limiter.params.room // 1000
+    )
 
 
 @pytest.mark.parametrize("max_keys", [1, 2, 3])
@@ -158,7 +160,7 @@ def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
     for seed in range(60):
         dice = random.Random(f"{max_keys} {seed}")
         town = Town(max_keys)
-        away: list[Errand] = []
+        away: list[SyncItem] = []
         for _ in range(120):
             event = dice.random()
             key = dice.choice("xxxyz")
@@ -168,15 +170,15 @@ def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
             elif event < 0.55:
                 town.wait(key, "peek", 0)
             elif event < 0.57:
-                town.member.dismiss()
+                town.limiter.release_all()
             elif away:
                 if dice.random() < 0.1:  # nobody knows whether it arrived
                     arrived = dice.random() < 0.5
-                    for errand in away if arrived else ():
-                        ledger = town.ledgers.setdefault(errand.lease.key, Ledger())
-                        ledger.sync(town.now // 1000, town.member.law, town.member.style, errand.ask)
-                    town.node.fail(town.now, away, OSError("away"))
-                    town.node.busy = False
+                    for item in away if arrived else ():
+                        ledger = town.ledgers.setdefault(item.lease.key, Ledger())
+                        ledger.sync(town.now // 1000, town.limiter.params, town.limiter.profile, item.request)
+                    town.manager.fail(town.now, away, OSError("away"))
+                    town.manager.busy = False
                     town.now += 2 * SECOND
                 else:
                     town.answer(away)
@@ -194,7 +196,7 @@ def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
     town = Town(max_keys=2, policy=policy)
     town.wait("a")
     town.turn()
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     allowed: Counter[str] = Counter()
     for _ in range(50):
         for key in ("x", "y", "z"):
@@ -207,17 +209,17 @@ def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
 
 def test_no_trust_in_a_full_table() -> None:
     town = Town(max_keys=2)
-    granted = [bool(town.member.trust(f"k{i % 5}", 1, town.now)) for i in range(50)]
+    granted = [bool(town.limiter.grant_unasked(f"k{i % 5}", 1, town.now)) for i in range(50)]
     assert sum(granted) == 2
 
 
 def test_what_others_hold_is_not_promised_soon() -> None:
     town = Town(max_keys=2, quota="1000/second")
-    lease = town.member.enter("x", town.now)
-    free = 999 * town.member.law.cost
-    made = town.member.decide(lease, Reply(OK, free=free, others=1), 1000, False, town.now)
+    lease = town.limiter.lease_for("x", town.now)
+    free = 999 * town.limiter.params.cost
+    made = town.limiter.decide_waiter(lease, LeaseReply(OK, free=free, others=1), 1000, False, town.now)
     assert made.retry_after >= 1
-    alone = town.member.decide(lease, Reply(OK, free=free), 1000, False, town.now)
+    alone = town.limiter.decide_waiter(lease, LeaseReply(OK, free=free), 1000, False, town.now)
     assert 0 < alone.retry_after < 0.01
 
 
@@ -227,13 +229,13 @@ def test_who_waits_leaves_room_for_others() -> None:
         town.wait("goes")
         town.wait("due")
         town.turn()
-    lease = town.member.table.leases.pop("goes")
-    town.node.leaving.add(lease)
-    town.member.table.leases["due"].due = town.now
-    town.node.wheel.schedule(town.member.table.leases["due"])
+    lease = town.limiter.leases.pop("goes")
+    town.manager.releases.add(lease)
+    town.limiter.leases["due"].due = town.now
+    town.manager.schedule.add(town.limiter.leases["due"])
     for number in range(200):
         town.wait(f"k{number}")
-    asked = {(errand.lease.key, errand.ask.op) for errand in town.gather()}
+    asked = {(item.lease.key, item.request.op) for item in town.gather()}
     assert {("goes", "release"), ("due", "sync")} <= asked
     assert len(asked) == BATCH, "and nobody travels half empty"
 
@@ -243,26 +245,26 @@ def test_what_runs_out_on_its_way_is_burned() -> None:
     for _ in range(3):
         town.wait("x")
         town.turn()
-    lease = town.member.table.leases.pop("x")
-    held = lease.balance // town.member.law.cost
-    town.node.leaving.add(lease)
+    lease = town.limiter.leases.pop("x")
+    held = lease.balance // town.limiter.params.cost
+    town.manager.releases.add(lease)
     town.now += 60 * SECOND
     town.turn()
-    assert held > 0 and town.member.burned == held and not town.node.leaving
+    assert held > 0 and town.limiter.burned == held and not town.manager.releases
 
 
 def test_a_farewell_waits_for_nobody_else() -> None:
     town = Town(max_keys=10)
     town.wait("x")
-    errands = town.gather()
-    assert errands and town.node.busy
-    other = Member(
-        town.node, Rule("5/day"), STYLES["high"], "deny", str, lambda: town.now, lambda *_: None, max_keys=10
+    items = town.gather()
+    assert items and town.manager.busy
+    other = LimiterLeases(
+        town.manager, Rule("5/day"), PROFILES["high"], "deny", str, lambda: town.now, lambda *_: None, max_keys=10
     )
-    other.dismiss()
-    assert not other.unsettled()
-    town.member.dismiss()
-    assert town.member.unsettled(), "what is under way has to come back first"
+    other.release_all()
+    assert not other.is_releasing()
+    town.limiter.release_all()
+    assert town.limiter.is_releasing(), "what is under way has to come back first"
 
 
 def test_a_release_that_was_lost_is_told_again() -> None:
@@ -270,14 +272,14 @@ def test_a_release_that_was_lost_is_told_again() -> None:
     for _ in range(3):
         town.wait("x")
         town.turn()
-    town.member.dismiss()
-    errands = town.gather()
-    assert [errand.ask.op for errand in errands] == ["release"]
-    assert town.member.unsettled(), "it is not known to have arrived"
-    town.node.fail(town.now, errands, OSError("away"))
+    town.limiter.release_all()
+    items = town.gather()
+    assert [item.request.op for item in items] == ["release"]
+    assert town.limiter.is_releasing(), "it is not known to have arrived"
+    town.manager.fail(town.now, items, OSError("away"))
     town.now += 2 * SECOND
     town.turn()
-    assert town.ledgers["x"].out == 0 and not town.member.unsettled()
+    assert town.ledgers["x"].out == 0 and not town.limiter.is_releasing()
 
 
 def test_a_release_that_is_refused_is_not_told_again() -> None:
@@ -285,26 +287,28 @@ def test_a_release_that_is_refused_is_not_told_again() -> None:
     for key in ("x", "x", "x", "y"):
         town.wait(key)
         town.turn()
-    town.node.leaving.add(town.member.table.leases.pop("x"))
+    town.manager.releases.add(town.limiter.leases.pop("x"))
     town.wait("y", "peek")
-    errands = town.gather()
-    assert {errand.ask.op for errand in errands} == {"peek", "release"}
-    refusals: list[Reply | str] = ["WRONGTYPE" if errand.ask.op == "release" else Reply(OK) for errand in errands]
-    town.node.deliver(town.now, errands, refusals)
-    assert not town.node.leaving
+    items = town.gather()
+    assert {item.request.op for item in items} == {"peek", "release"}
+    refusals: list[LeaseReply | str] = [
+        "WRONGTYPE" if item.request.op == "release" else LeaseReply(OK) for item in items
+    ]
+    town.manager.deliver(town.now, items, refusals)
+    assert not town.manager.releases
 
 
 def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
     town = Town(max_keys=10, apart=True)
     sick, well = town.wait("sick"), town.wait("well")
-    errands = town.gather()
-    town.node.fail(town.now, [errand for errand in errands if errand.lease.key == "sick"], OSError("away"))
+    items = town.gather()
+    town.manager.fail(town.now, [item for item in items if item.lease.key == "sick"], OSError("away"))
     assert sick.result is not None and sick.result.degraded and well.result is None
-    assert town.node.backend.sick(town.now)
-    town.answer([errand for errand in errands if errand.lease.key == "well"])
+    assert town.manager.health.current_error(town.now)
+    town.answer([item for item in items if item.lease.key == "well"])
     assert well.result is not None and well.result.allowed and not well.result.degraded
     again, new = town.wait("sick"), town.wait("new")
-    assert again.result is not None and again.result.degraded, "nobody asks for a while"
+    assert again.result is not None and again.result.degraded, "nobody requests for a while"
     assert new.result is None
     town.turn()
     assert new.result is not None and new.result.allowed
@@ -317,24 +321,24 @@ def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
 def test_a_lease_is_in_one_batch_at_a_time() -> None:
     town = Town(max_keys=10, apart=True)
     first = town.wait("x")
-    errands = town.gather()
+    items = town.gather()
     second, other = town.wait("x"), town.wait("y")
     batch = town.gather()
-    assert [errand.lease.key for errand in batch] == ["y"]
-    pause = town.node.pause(town.now)
+    assert [item.lease.key for item in batch] == ["y"]
+    pause = town.manager.pause(town.now)
     assert pause is not None and pause > 0, "there is nothing to do for x before its trip is over"
     town.answer(batch)
-    town.answer(errands)
+    town.answer(items)
     town.turn()
     assert all(waiter.result is not None and waiter.result.allowed for waiter in (first, second, other))
 
 
 def test_nobody_is_left_and_redis_is_away() -> None:
     town = Town(max_keys=10, policy="allow")
-    town.node.fail(town.now, (), OSError("away"))
+    town.manager.fail(town.now, (), OSError("away"))
     town.wait("x")
-    town.member.dismiss()
+    town.limiter.release_all()
     for _ in range(10):
-        town.node.fail(town.now, town.gather(), OSError("away"))
+        town.manager.fail(town.now, town.gather(), OSError("away"))
         town.now += 2 * SECOND
-    assert town.node.pause(town.now) is None, "a driver may end"
+    assert town.manager.pause(town.now) is None, "a driver may end"

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from headgate import AsyncHybridLimiter, HybridLimiter, Quota, StoreUnavailable
+from headgate.hybrid.fallback_policy import FallbackPolicy
 from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.outage import Outage
 from headgate.rule import OnStoreError
@@ -62,7 +63,7 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
         for _ in range(20):
             limiter.try_acquire("k")
             clock.advance(0.0002)
-        until(lambda: not limiter._backend.node.busy)
+        until(lambda: not limiter._backend.manager.busy)
         return limiter.stats().held >= held
 
     until(is_warm)
@@ -77,7 +78,7 @@ def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> No
 
 def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
     """Whether the synchronisers of *limiters* have done what there is to do now, and sleep; each has its own store."""
-    drivers = [limiter._backend.synchroniser for limiter in limiters]
+    drivers = [limiter._backend.manager for limiter in limiters]
     awake = any(driver.wake.is_set() for driver in drivers)
     return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
 
@@ -159,7 +160,7 @@ def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store
 def test_local_is_a_share_that_starts_empty(store: Cut, clock: WatchedClock) -> None:
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
-    limiter._backend.member.table.leases["k"].nodes = 5  # as if four others had been seen
+    limiter._backend.limiter.leases["k"].nodes = 5  # as if four others had been seen
     store.cut = True
     clock.advance(0.2)
     assert not any([limiter.try_acquire("k") for _ in range(20)]), "it starts empty"
@@ -180,7 +181,7 @@ def test_an_outage_costs_no_time(store: Cut) -> None:
     asked = store.asked
     for number in range(1000):
         limiter.try_acquire(f"k{number}")
-    assert store.asked <= asked + 3, "nobody asks while it is known to be down, but a probe now and then"
+    assert store.asked <= asked + 3, "nobody requests while it is known to be down, but a probe now and then"
     assert limiter.store_health().state == "open" and "cut" in limiter.store_health().last_error
     assert limiter.store_health().degraded >= 1000
     limiter.close()
@@ -270,7 +271,7 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
     assert all(limiter.try_acquire("k").degraded for _ in range(owed))
     assert limiter.peek("k").degraded
     limiter.close()
-    node = limiter._backend.node
+    node = limiter._backend.manager
 
     def given_up() -> bool:
         clock.advance(1.0)
@@ -322,7 +323,7 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
 def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
-    outage = Outage("local", "default", Quota(capacity, 1.0))
+    outage = FallbackPolicy("local", "default", Quota(capacity, 1.0))
     outage.alone = False
     lease = Lease("k", 0, 0)
     lease.nodes = nodes
@@ -382,15 +383,17 @@ def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server)
     store.gate.set()
     limiter = HybridLimiter("1000/day", store=store, on_store_error="deny")
     warm(limiter, clock, 5)
-    until(lambda: not limiter._backend.node.busy)
+    until(lambda: not limiter._backend.manager.busy)
     store.gate.clear()
-    with limiter._backend.node.lock:
-        limiter._backend.member.table.leases["k"].expires = limiter._backend.now() + 5 * SECOND
+    with limiter._backend.manager.lock:
+        limiter._backend.limiter.leases["k"].expires = limiter._backend.now() + 5 * SECOND
         clock.step = 4.0
     answers: list[bool] = []
-    ask = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)
-    ask.start()
-    ask.join(PATIENCE / 2)
+    request = threading.Thread(
+        target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True
+    )
+    request.start()
+    request.join(PATIENCE / 2)
     clock.step = 0.0
     assert answers, "it waits for Redis"
     store.gate.set()

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from headgate.hybrid.backend import LAST_RETRY
+from headgate.hybrid.fallback_policy import LAST_RETRY
 from headgate.hybrid.lease import SECOND
 from tests.support.hybrid_exact import overdrawn
 from tests.support.hybrid_herd import Outcome, Worker, herd, outcome
@@ -83,7 +83,7 @@ def test_redis_frozen(mortal_server: Server) -> None:
         stood_still = time.monotonic() - stopped
         found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    # what comes in till somebody asks again; of that a bucket, which was nearly empty, is full again
+    # what comes in till somebody requests again; of that a bucket, which was nearly empty, is full again
     unasked = RATE * (stood_still + 1.2 * LAST_RETRY / SECOND)
     assert_little_lost(found, unasked - min(unasked, RATE) / 2)
 

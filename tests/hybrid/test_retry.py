@@ -110,31 +110,31 @@ def test_what_is_held_of_a_window_may_have_run_out_when_somebody_comes_for_it() 
 
 
 def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nobody who asks for several is refused here while a report is under way: it waits for the reply."""
+    """So nobody who requests for several is refused here while a report is under way: it waits for the reply."""
     alone = Alone("5/second", "sliding_window_counter", start=1_700_000_000)
     monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
     while alone.take():
         pass
-    here = alone.member.table.try_acquire
+    here = alone.limiter.try_acquire
     assert here("k", 2) is not None, "it is refused here"
-    while not alone.lease.flight:
+    while not alone.lease.in_flight:
         alone.sleep(0.001)
         alone.lease.deny_until = max(alone.lease.deny_until, alone.now + MILLISECOND)
     assert here("k", 2) is None
 
 
 def test_what_a_report_under_way_tells_of_leaves_no_room_to_refill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it arrives: who asks for all of a bucket meanwhile waits for it, or is told to wait for long enough."""
+    """Until it arrives: who requests for all of a bucket meanwhile waits for it, or is told to wait for long enough."""
     alone = Alone("5/second")
     monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
     for _ in range(60):
         alone.take()
         alone.sleep(0.05)
     alone.sleep(0.45)
-    held = alone.lease.balance // alone.member.law.cost
+    held = alone.lease.balance // alone.limiter.params.cost
     assert held > 1 and alone.take(held)
     monkeypatch.setattr(alone, "way", lambda: 440 * MILLISECOND)
-    while not alone.lease.flight:
+    while not alone.lease.in_flight:
         alone.sleep(0.001)
     made = alone.take(5)
     monkeypatch.setattr(alone, "way", lambda: MILLISECOND)

@@ -24,7 +24,7 @@ def ours(name: str) -> bool:
 @pytest.mark.parametrize(
     "interrupted, known, spent",
     [
-        ("take", True, [9 + 70 - 1]),  # of that many not all are on lease, so it asks Redis
+        ("take", True, [9 + 70 - 1]),  # of that many not all are on lease, so it requests Redis
         ("take", False, [70, 70 - 1]),  # nothing was taken yet when it came, or all of it
         ("refund", True, [9 - 2 - 1]),
         ("refund", False, [0]),
@@ -99,10 +99,10 @@ def test_an_exception_of_a_signal_handler_leaves_no_lock_behind(interrupted: str
                 interrupt(returns, partial(calls[interrupted], f"k{returns}"), handler, at="return", files=ours)
             except Interrupted:
                 more = True
-            ask = threading.Thread(
+            request = threading.Thread(
                 target=lambda key=f"again{returns}": answers.append(limiter.try_acquire(key).allowed), daemon=True
             )
-            ask.start()
-            ask.join(30)
-            assert not ask.is_alive(), f"it hangs after an exception at return {returns}"
+            request.start()
+            request.join(30)
+            assert not request.is_alive(), f"it hangs after an exception at return {returns}"
         assert 3 < returns < PLENTY and all(answers)

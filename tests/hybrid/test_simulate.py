@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from headgate.hybrid import simulate as simulation
-from headgate.hybrid.backend import LAST_RETRY
+from headgate.hybrid.fallback_policy import LAST_RETRY
 from headgate.hybrid.lease import SECOND
-from headgate.hybrid.simulate import Scenario, main, naive, simulate
 from headgate.quota import Quota
+from headgate.simulate import Scenario, main, naive, simulate
 
 SHORT = Scenario(quota="2000/second", nodes=20, seconds=4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.hybrid.stats import Stats, stats_of
+from headgate.hybrid.limiter import Stats, stats_of
 from tests.support.hybrid_alone import Alone
 
 
@@ -11,12 +11,12 @@ def warm() -> Alone:
     for _ in range(200):
         alone.take()
         alone.sleep(0.001)
-    assert alone.lease.balance > 10 * alone.member.law.cost
+    assert alone.lease.balance > 10 * alone.limiter.params.cost
     return alone
 
 
 def stats(alone: Alone) -> Stats:
-    return stats_of([alone.member])
+    return stats_of([alone.limiter])
 
 
 def test_every_permit_is_counted_once() -> None:
@@ -31,7 +31,7 @@ def test_a_refund_does_not_unask() -> None:
     for _ in range(3):
         alone.take()
     before = stats(alone)
-    alone.member.refund("k", 2, alone.now)
+    alone.limiter.refund("k", 2)
     assert stats(alone).local == before.local
     assert stats(alone).held == before.held + 2
     alone.sleep(2)
@@ -41,7 +41,7 @@ def test_a_refund_does_not_unask() -> None:
 def test_what_was_decided_is_counted_while_a_lease_goes_back() -> None:
     alone = warm()
     before = stats(alone)
-    alone.member.dismiss()
+    alone.limiter.release_all()
     assert stats(alone).local == before.local
     alone.sleep(1)
     assert alone.ledger.out == 0 and stats(alone).local == before.local
@@ -49,7 +49,7 @@ def test_what_was_decided_is_counted_while_a_lease_goes_back() -> None:
 
 def test_who_is_answered_at_once_during_an_outage_did_not_wait() -> None:
     alone = Alone("100000/hour")
-    alone.node.fail(alone.now, (), OSError("away"))
+    alone.manager.fail(alone.now, (), OSError("away"))
     for _ in range(10):
         assert alone.take().degraded
     assert (stats(alone).local, stats(alone).remote, stats(alone).degraded) == (10, 0, 10)
@@ -59,7 +59,7 @@ def test_who_is_answered_at_once_during_an_outage_did_not_wait() -> None:
 def test_who_waited_in_vain_did_wait() -> None:
     alone = Alone("100000/hour")
     waiter = alone.wait()
-    alone.node.fail(alone.now, alone.node.gather(alone.now), OSError("away"))
+    alone.manager.fail(alone.now, alone.manager.gather(alone.now), OSError("away"))
     assert waiter.answer().degraded
     assert (stats(alone).local, stats(alone).remote, stats(alone).degraded) == (0, 1, 1)
     assert stats(alone).local_ratio == 0.0

@@ -6,25 +6,25 @@ import threading
 from collections import deque
 
 from headgate.decision import Units
+from headgate.hybrid.fallback_policy import FallbackPolicy
 from headgate.hybrid.lease import SECOND, Lease
-from headgate.hybrid.outage import Outage
-from headgate.hybrid.protocol import law_of
-from headgate.hybrid.table import Table
+from headgate.hybrid.protocol import quota_params
+from headgate.hybrid.table import LeaseTable
 from headgate.rule import Rule
 
 RULE = Rule("100/hour")
-LAW = law_of(RULE)
+LAW = quota_params(RULE)
 NOW = 1000 * SECOND
 
 
-def table_with(balance: int, expires: int = NOW + SECOND) -> tuple[Table, Lease]:
+def table_with(balance: int, expires: int = NOW + SECOND) -> tuple[LeaseTable, Lease]:
     """A table of one key, whose lease had ten permits."""
     units: Units = RULE.algorithm
-    outage = Outage("deny", "x", RULE.quotas[0])
-    table = Table(units, 0, False, threading.RLock(), deque(), lambda: NOW, lambda *_: None, outage)
+    outage = FallbackPolicy("deny", "x", RULE.quotas[0])
+    table = LeaseTable(units, 0, False, threading.RLock(), deque(), lambda: NOW, lambda *_: None, outage)
     lease = Lease("k", 0, NOW)
-    lease.balance, lease.mark, lease.expires = balance * LAW.cost, 10 * LAW.cost, expires
-    lease.beyond = 40 * LAW.cost
+    lease.balance, lease.counted_balance, lease.expires = balance * LAW.cost, 10 * LAW.cost, expires
+    lease.free_in_redis = 40 * LAW.cost
     table.leases["k"] = lease
     return table, lease
 
@@ -66,7 +66,7 @@ def test_to_look_without_taking_anything_is_not_an_answer_about_an_empty_lease()
 
 def test_a_refund_ends_a_refusal() -> None:
     table, lease = table_with(0)
-    lease.mark = 0  # what was spent has been reported: it goes back there, and not here
+    lease.counted_balance = 0  # what was spent has been reported: it goes back there, and not here
     lease.deny_until, lease.deny_from = NOW + SECOND, LAW.cost
     assert table.try_acquire("k") is not None
     table.refund("k", 1)
@@ -75,7 +75,7 @@ def test_a_refund_ends_a_refusal() -> None:
 
 def test_a_refusal_never_says_that_it_is_full_before_it_can_be_asked_again() -> None:
     table, lease = table_with(0)
-    lease.beyond, lease.there, lease.deny_from = 0, LAW.cost, LAW.cost
-    lease.deny_until, lease.later = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity
+    lease.free_in_redis, lease.expected_free, lease.deny_from = 0, LAW.cost, LAW.cost
+    lease.deny_until, lease.deny_extension = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity
     made = table.try_acquire("k")
     assert made.reset_after >= made.retry_after > 5000

@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Clust
         frozen.freeze()
         caller = threading.Thread(target=limiter.try_acquire, args=(next(sick),), daemon=True)
         caller.start()
-        until(lambda: limiter._backend.node.busy)
+        until(lambda: limiter._backend.manager.busy)
         for _ in range(10):
             assert limiter.try_acquire(next(well))
         assert caller.is_alive(), "it waits, and nobody with it"

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.hybrid import script
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.protocol import STYLES, Ask, Reply, law_of
+from headgate.hybrid.protocol import PROFILES, LeaseReply, LeaseRequest, quota_params
 from headgate.rule import Rule
 from headgate.stores.redis import RedisStore
 from tests.support.hybrid_exact import check_ledger
@@ -24,7 +24,7 @@ QUOTAS = {
 NUMBERS = ["at", "out", "demand", "exp", "born"]
 
 
-def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> Ask:
+def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> LeaseRequest:
     """Anything that a process might say, and some that none would."""
     node = dice.choice(["a", "b", "c", "d"])
     seqs[node] = seqs.get(node, 0) + dice.choice([1, 1, 1, 1, 0, 3])
@@ -33,7 +33,7 @@ def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], li
     def many(most: int) -> int:
         return dice.choice([0, 0, 1, dice.randint(0, most)])
 
-    return Ask(
+    return LeaseRequest(
         op=dice.choice(["sync"] * 8 + ["release", "reset", "peek"]),
         node=node,
         lid=dice.choice([lids.get(node, 0)] * 4 + [0, 0, START - 5, 7]),
@@ -53,12 +53,12 @@ def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], li
 
 def check_fields(server: Server, key: str, ledger: Ledger) -> None:
     kept = server.client().hgetall(key)
-    assert ledger.law and kept["law"] == ledger.law.text
+    assert ledger.params and kept["params"] == ledger.params.text
     for name in NUMBERS:
         assert float(kept[name]) == getattr(ledger, name), name
     assert int(kept["nodes"]) == len(ledger.nodes)
     assert int(kept.get("lost", 0)) == ledger.lost
-    for name in ["free"] if ledger.law.kind == "bucket" else ["window", "current", "previous"]:
+    for name in ["free"] if ledger.params.kind == "bucket" else ["window", "current", "previous"]:
         assert float(kept[name]) == getattr(ledger, name), name
     records = {name[2:]: value for name, value in kept.items() if name.startswith("n:")}
     ours = {
@@ -75,20 +75,22 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
     dice = random.Random(f"{kind} {seed}")
     store = RedisStore(any_redis_server.url)
     for quota in QUOTAS[kind]:
-        law, key = law_of(Rule(quota, kind)), f"rate_limiter:twin:{{{kind}:{quota}}}"
-        other = law_of(Rule(QUOTAS[kind][0], kind))
+        params, key = quota_params(Rule(quota, kind)), f"rate_limiter:twin:{{{kind}:{quota}}}"
+        other = quota_params(Rule(QUOTAS[kind][0], kind))
         ledger, now = Ledger(), START
         seqs: dict[str, int] = {}
         lids: dict[str, int] = {}
         for step in range(60):
             now += dice.choice([0, 7, 1_500, 200_000, 1_000_000, 6_500_000, -3_000, -2_000_000, -40_000_000])
-            law_now = other if dice.random() < 0.05 else law
-            ask, style = some_ask(dice, seqs, lids, law_now.limit), STYLES[dice.choice(sorted(STYLES))]
-            ours = ledger.sync(now, law_now, style, ask)
-            [theirs] = script.replies(store.threads().ask(script.SYNC, script.call([(key, law_now, style, ask)], now)))
+            law_now = other if dice.random() < 0.05 else params
+            request, profile = some_ask(dice, seqs, lids, law_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
+            ours = ledger.sync(now, law_now, profile, request)
+            [theirs] = script.replies(
+                store.threads().ask(script.SYNC, script.call([(key, law_now, profile, request)], now))
+            )
             assert theirs == ours, f"step {step}: {ask}"
             if ours.lid:
-                lids[ask.node] = ours.lid
+                lids[request.node] = ours.lid
             check_ledger(ledger)
         check_fields(any_redis_server, key, ledger)
     store.close()
@@ -96,10 +98,10 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
 
 def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    law, style = law_of(Rule("10/hour")), STYLES["high"]
-    asks = [(f"rate_limiter:{{{i}}}", law, style, _need(i + 1)) for i in range(20)]
-    found = _ask(store, asks, START)
-    assert [_reply(reply).free // law.cost for reply in found] == [
+    params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
+    requests = [(f"rate_limiter:{{{i}}}", params, profile, _need(i + 1)) for i in range(20)]
+    found = _ask(store, requests, START)
+    assert [_reply(reply).free // params.cost for reply in found] == [
         max(10 - (i + 1), 0) if i < 10 else 10 for i in range(20)
     ]
     store.close()
@@ -108,17 +110,19 @@ def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
 def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     redis_server.client().set("rate_limiter:{b}", "text")
-    law, style = law_of(Rule("10/hour")), STYLES["high"]
-    first, second, third = _ask(store, [(f"rate_limiter:{{{name}}}", law, style, _need(1)) for name in "abc"], None)
+    params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
+    first, second, third = _ask(
+        store, [(f"rate_limiter:{{{name}}}", params, profile, _need(1)) for name in "abc"], None
+    )
     assert isinstance(second, str) and "WRONGTYPE" in second
-    assert _reply(first).before == _reply(third).before == law.room
+    assert _reply(first).before == _reply(third).before == params.room
     store.close()
 
 
 def test_the_servers_own_clock(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    law, style = law_of(Rule("10/hour")), STYLES["high"]
-    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(10))], None)
+    params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
+    [reply] = _ask(store, [("rate_limiter:{a}", params, profile, _need(10))], None)
     seconds, micro = redis_server.client().time()
     assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lid < 60_000_000
     assert _reply(reply).wait <= 360_000_000
@@ -129,9 +133,9 @@ def test_the_servers_own_clock(redis_server: Server) -> None:
 
 def test_peek_writes_nothing(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    law, style = law_of(Rule("10/hour")), STYLES["high"]
-    [reply] = _ask(store, [("rate_limiter:{a}", law, style, _need(1)._replace(op="peek", needs=()))], None)
-    assert _reply(reply).free == law.room
+    params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
+    [reply] = _ask(store, [("rate_limiter:{a}", params, profile, _need(1)._replace(op="peek", needs=()))], None)
+    assert _reply(reply).free == params.room
     assert redis_server.names() == []
     store.close()
 
@@ -140,29 +144,29 @@ def test_every_constant_is_filled_in() -> None:
     assert "@" not in script.SYNC.text
 
 
-def _need(permits: int) -> Ask:
-    return Ask("sync", "me", 0, 1, 0, 0, 0, 0, 0, ((1, permits),), 0, 0, 0, 6_000_000)
+def _need(permits: int) -> LeaseRequest:
+    return LeaseRequest("sync", "me", 0, 1, 0, 0, 0, 0, 0, ((1, permits),), 0, 0, 0, 6_000_000)
 
 
-def _ask(store: RedisStore, asks: Any, now: int | None) -> list[Reply | str]:
-    return script.replies(store.threads().ask(script.SYNC, script.call(asks, now)))
+def _ask(store: RedisStore, requests: Any, now: int | None) -> list[LeaseReply | str]:
+    return script.replies(store.threads().ask(script.SYNC, script.call(requests, now)))
 
 
-def _reply(found: Reply | str) -> Reply:
-    assert isinstance(found, Reply)
+def _reply(found: LeaseReply | str) -> LeaseReply:
+    assert isinstance(found, LeaseReply)
     return found
 
 
 def test_a_clock_that_steps_back_under_thousands_of_processes(redis_server: Server) -> None:
     """All their records change at once: more than Lua hands to one call."""
     store, key, many = RedisStore(redis_server.patient_url), "rate_limiter:{many}", 6000
-    law, style = law_of(Rule("1000/hour")), STYLES["high"]
-    [first] = _ask(store, [(key, law, style, _need(1))], START)
+    params, profile = quota_params(Rule("1000/hour")), PROFILES["high"]
+    [first] = _ask(store, [(key, params, profile, _need(1))], START)
     assert _reply(first).nodes == 1
     client = redis_server.client()
     record = next(value for name, value in client.hgetall(key).items() if name.startswith("n:"))
     client.hset(key, mapping={f"n:{number:016x}": record for number in range(many)} | {"nodes": many + 1})
-    [reply] = _ask(store, [(key, law, style, _need(1)._replace(node="late"))], START - 5_000_000)
+    [reply] = _ask(store, [(key, params, profile, _need(1)._replace(node="late"))], START - 5_000_000)
     assert _reply(reply).nodes == many + 2
     lives = [int(value.split(":")[3]) for name, value in client.hgetall(key).items() if name.startswith("n:")]
     assert len(lives) == many + 2 and max(lives) <= START - 5_000_000 + 30_000_000

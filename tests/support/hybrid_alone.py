@@ -8,12 +8,11 @@ from __future__ import annotations
 import random
 
 from headgate.decision import Decision
-from headgate.hybrid.errand import Errand, Waiter
 from headgate.hybrid.lease import MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.member import Member
-from headgate.hybrid.node import Node
-from headgate.hybrid.protocol import STYLES, Reply
+from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
+from headgate.hybrid.manager import LeaseManager, SyncItem
+from headgate.hybrid.protocol import PROFILES, LeaseReply
 from headgate.rule import Rule
 
 
@@ -34,25 +33,25 @@ class Alone:
     ) -> None:
         self.now = start * SECOND
         self.rule = Rule(quota, kind)
-        self.node = Node(random.Random(1))
-        self.member = Member(
-            self.node, self.rule, STYLES[accuracy], "deny", str, lambda: self.now, lambda *_: None, 1000
+        self.manager = LeaseManager(random.Random(1))
+        self.limiter = LimiterLeases(
+            self.manager, self.rule, PROFILES[accuracy], "deny", str, lambda: self.now, lambda *_: None, 1000
         )
         self.ledger = Ledger()
         self.trips = 0
         self._next = self.now  # when something happens next
-        self._errands: list[Errand] = []  # under way
-        self._replies: list[Reply | str] = []  # and on the way back
+        self._errands: list[SyncItem] = []  # under way
+        self._replies: list[LeaseReply | str] = []  # and on the way back
         self._stalls = stalls
         self._dice = random.Random(seed)
 
     @property
     def lease(self) -> Lease:
-        return self.member.table.leases["k"]
+        return self.limiter.leases["k"]
 
     def take(self, permits: int = 1) -> Decision:
         """`try_acquire`, and the wait for Redis if there is one."""
-        made: Decision | None = self.member.table.try_acquire("k", permits)
+        made: Decision | None = self.limiter.try_acquire("k", permits)
         if made is not None:
             return made
         waiter = self.wait(permits)
@@ -60,11 +59,11 @@ class Alone:
             self._step()
         return waiter.answer()
 
-    def wait(self, permits: int = 1) -> Waiter:
+    def wait(self, permits: int = 1) -> LeaseWaiter:
         """Begin to wait for Redis."""
-        waiter = Waiter("take", permits, lambda: None)
-        self.member.wait("k", waiter, self.now)
-        if not self.node.busy:
+        waiter = LeaseWaiter("take", permits, lambda: None)
+        self.limiter.queue_waiter("k", waiter, self.now)
+        if not self.manager.busy:
             self._next = self.now  # the driver is woken
         return waiter
 
@@ -78,14 +77,16 @@ class Alone:
         """What happens next: the driver looks around, its report arrives, or the reply is back."""
         self.now = max(self.now, self._next)
         if self._replies:
-            self.node.deliver(self.now, self._errands, self._replies)
-            self.node.busy = False
+            self.manager.deliver(self.now, self._errands, self._replies)
+            self.manager.busy = False
             self._errands, self._replies = [], []
         elif self._errands:
-            law, style = self.member.law, self.member.style
-            self._replies = [self.ledger.sync(self.now // 1000, law, style, errand.ask) for errand in self._errands]
+            params, profile = self.limiter.params, self.limiter.profile
+            self._replies = [
+                self.ledger.sync(self.now // 1000, params, profile, item.request) for item in self._errands
+            ]
         else:
-            self._errands = self.node.gather(self.now)
+            self._errands = self.manager.gather(self.now)
             self.trips += bool(self._errands)
         if self._errands:
             self._next = self.now + self.way()
@@ -94,12 +95,12 @@ class Alone:
 
     def _pause(self) -> int:
         """Until the driver looks around and sees something."""
-        pause = self.node.pause(self.now)
+        pause = self.manager.pause(self.now)
         if pause is None:
             return 1000 * SECOND
         looks = max(int(pause * SECOND), MILLISECOND)
-        if not self.node.waiting and not self.node.thirsty and not self.node.leaving:
-            due = min(self.node.wheel._ticks, default=0) * TICK - self.now
+        if not self.manager.waiters and not self.manager.refill_queue and not self.manager.releases:
+            due = min(self.manager.schedule._ticks, default=0) * TICK - self.now
             looks += max(-((looks - due) // TICK), 0) * TICK
         return looks
 

@@ -49,16 +49,16 @@ def overdrawn(capacity: int, per_second: int, calls: Iterable[tuple[int, int]]) 
 
 def check_ledger(ledger: Ledger) -> None:
     """The invariant: what is free and what is leased is never more than the capacity."""
-    law = ledger.law
-    if law is None:
+    params = ledger.params
+    if params is None:
         return
     leased = sum(record.out for record in ledger.nodes.values())
     assert ledger.out == leased, f"out is {ledger.out}, the leases add up to {leased}"
     assert all(record.out >= 0 for record in ledger.nodes.values())
     assert ledger.demand == sum(record.demand for record in ledger.nodes.values())
-    if law.kind == "bucket":
+    if params.kind == "bucket":
         # leases of a larger quota can be more than all of this one: then nothing is free
-        assert ledger.free <= max(law.room - leased * law.cost, 0), "free and leased are more than the capacity"
-        assert ledger.free >= -law.room, "no debt is larger than the capacity"
+        assert ledger.free <= max(params.room - leased * params.cost, 0), "free and leased are more than the capacity"
+        assert ledger.free >= -params.room, "no debt is larger than the capacity"
     else:
         assert ledger.current >= leased, "permits are leased that were not counted as used"

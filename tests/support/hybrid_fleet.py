@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.ledger import Ledger
-from headgate.hybrid.protocol import STYLES, Ask, Reply, law_of, serve
+from headgate.hybrid.protocol import PROFILES, LeaseReply, LeaseRequest, count_served, quota_params
 from headgate.rule import Rule
 from tests.support.hybrid_exact import check_ledger, rejected
 
@@ -38,7 +38,7 @@ class Process:
         self.name = name
         self.drift = drift
         self.seq = 0
-        self.latest: Ask | None = None
+        self.latest: LeaseRequest | None = None
         self.lease = Lease("k", 0, 0)
 
     def now(self, true: int) -> int:
@@ -48,23 +48,23 @@ class Process:
 
 class Request(NamedTuple):
     process: Process
-    ask: Ask
+    ask: LeaseRequest
 
 
 class Answer(NamedTuple):
     process: Process
-    ask: Ask
-    reply: Reply
+    ask: LeaseRequest
+    reply: LeaseReply
     at: int
 
 
 class Fleet:
     """Every method is something that can happen. *which* picks a process or a message, whatever there is."""
 
-    def __init__(self, kind: str, which: int, style: str, drifts: Sequence[int]) -> None:
+    def __init__(self, kind: str, which: int, profile: str, drifts: Sequence[int]) -> None:
         quotas = QUOTAS[kind]
         self.rule = Rule(quotas[which % len(quotas)], kind)
-        self.law, self.style = law_of(self.rule), STYLES[style]
+        self.params, self.profile = quota_params(self.rule), PROFILES[profile]
         self.ledger = Ledger()
         self.true, self.behind = START, 0
         self.processes = [Process(f"p{i}", drift / 10_000) for i, drift in enumerate(drifts)]
@@ -79,7 +79,7 @@ class Fleet:
     def spend(self, which: int, permits: int, times: int) -> None:
         """A process admits callers from its lease."""
         process = self._process(which)
-        lease, cost = process.lease, permits * self.law.cost
+        lease, cost = process.lease, permits * self.params.cost
         for _ in range(times):
             if process.now(self.true) >= lease.expires or lease.balance < cost:
                 break
@@ -90,25 +90,27 @@ class Fleet:
         """A process sends a report; one that is still under way is given up first."""
         process = self._process(which)
         now, lease = process.now(self.true), process.lease
-        if lease.flight:
+        if lease.in_flight:
             assert process.latest
-            lease.lose(now, process.latest)
+            lease.lose_reply(now, process.latest)
         process.seq += 1
-        able = tuple((count, permits) for count, permits in needs if permits <= self.law.limit and op == "sync")
-        lease.count(now, self.law, ())
+        able = tuple((count, permits) for count, permits in needs if permits <= self.params.limit and op == "sync")
+        lease.count_demand(now, self.params, ())
         lease.demand, lease.asked_at = float(demand), now  # whatever it has learned: any demand is possible
-        ask = process.latest = lease.report(now, process.seq, process.name, self.law, self.style, TRIP, op, able)
-        self.requests.append(Request(process, ask))
+        request = process.latest = lease.report(
+            now, process.seq, process.name, self.params, self.profile, TRIP, op, able
+        )
+        self.requests.append(Request(process, request))
 
     def arrive(self, which: int, again: bool = False) -> None:
         """A report reaches the ledger, perhaps to come again."""
         if self.requests:
             index = which % len(self.requests)
-            process, ask = self.requests[index]
+            process, request = self.requests[index]
             if not again:
                 self.requests.pop(index)
-            reply = self.ledger.sync(self.true - self.behind, self.law, self.style, ask)
-            self.answers.append(Answer(process, ask, reply, self.true))
+            reply = self.ledger.sync(self.true - self.behind, self.params, self.profile, request)
+            self.answers.append(Answer(process, request, reply, self.true))
             check_ledger(self.ledger)
             assert self.ledger.free >= 0
 
@@ -116,12 +118,12 @@ class Fleet:
         """A reply reaches its process, perhaps to come again."""
         if self.answers:
             index = which % len(self.answers)
-            process, ask, reply, at = self.answers[index]
+            process, request, reply, at = self.answers[index]
             if not again:
                 self.answers.pop(index)
-            if process.lease.accept(process.now(self.true), reply, ask, self.law, self.style, TRIP):
-                served = serve(reply.before, self.law.cost, ask.needs)
-                for (_, permits), many in zip(ask.needs, served, strict=True):
+            if process.lease.accept(process.now(self.true), reply, request, self.params, self.profile, TRIP):
+                served = count_served(reply.before, self.params.cost, request.needs)
+                for (_, permits), many in zip(request.needs, served, strict=True):
                     self.admitted += [(at, permits)] * many  # decided there and then
 
     def trip(self, which: int, demand: int, needs: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
@@ -151,7 +153,7 @@ class Fleet:
 
     def step_back(self, by: int) -> None:
         """The server's clock steps back. Windows would be told by it, and ours by the true one: not for those."""
-        if not self.law.period:
+        if not self.params.period:
             self.behind += by
 
     def brink(self, which: int, demand: int) -> None:
@@ -161,24 +163,24 @@ class Fleet:
         left = process.lease.expires - process.now(self.true)
         if left > 2_000_000:
             self.advance(left // 1000 - 2_000)
-            self.spend(which, 1, self.law.limit)
+            self.spend(which, 1, self.params.limit)
             self.advance(left // 900_000 + 15_000)  # past the end as the ledger sees it: later by a thousandth
-            self.trip(which + 1, 0, [(self.law.limit, 1)])
+            self.trip(which + 1, 0, [(self.params.limit, 1)])
 
     def echo(self, which: int, demand: int) -> None:
         """A report arrives twice, and between the two its lease is spent."""
         self.report(which, demand)
         self.arrive(-1, True)
         self.answer(-1)
-        self.spend(which, 1, self.law.limit)
+        self.spend(which, 1, self.params.limit)
         self.arrive(-1)
-        self.trip(which + 1, 0, [(self.law.limit, 1)])
+        self.trip(which + 1, 0, [(self.params.limit, 1)])
 
     def finish(self) -> None:
         """Everybody takes what can be had, and an exact limiter must have nothing against any of it."""
         for which in range(len(self.processes)):
-            self.spend(which, 1, self.law.limit)
-        self.trip(0, 0, [(self.law.limit, 1)])
+            self.spend(which, 1, self.params.limit)
+        self.trip(0, 0, [(self.params.limit, 1)])
         assert rejected(self.rule, self.admitted, START) == 0
 
     def _process(self, which: int) -> Process:

@@ -138,7 +138,7 @@ def work(order: dict[str, Any]) -> None:
     from headgate import HybridLimiter
     from headgate.hybrid import gates
 
-    vars(gates)["FAREWELL"] = 30.0  # whatever the machine does meanwhile
+    vars(gates)["RELEASE_TIMEOUT"] = 30.0  # whatever the machine does meanwhile
     limiter = HybridLimiter(
         order["quota"],
         store=order["url"],
@@ -146,7 +146,7 @@ def work(order: dict[str, Any]) -> None:
         accuracy=order.get("accuracy", "high"),
     )
     name, go, stop = Path(order["name"]), Path(order["go"]), Path(order["stop"])
-    name.with_suffix(".new").write_text(limiter._backend.member.id)
+    name.with_suffix(".new").write_text(limiter._backend.limiter.node_id)
     name.with_suffix(".new").rename(name)
     with open(order["log"], "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
         place, room = 0, len(record) // PAIR.size
@@ -156,10 +156,10 @@ def work(order: dict[str, Any]) -> None:
         while (passed := time.monotonic() - begin) < order["seconds"] or not stop.exists():
             due = int(passed * order["rate"])
             for _ in range(due - asked):
-                asks = time.time_ns()
+                requests = time.time_ns()
                 decision = limiter.try_acquire("hot")
                 if decision.allowed and place < room:
-                    PAIR.pack_into(record, place * PAIR.size, asks, time.time_ns())
+                    PAIR.pack_into(record, place * PAIR.size, requests, time.time_ns())
                     place += 1
             asked = due
             sleeps = time.monotonic()

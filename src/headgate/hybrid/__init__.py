@@ -1,31 +1,29 @@
 """Hybrid: decisions as fast as in memory, one limit for all processes, and never one too many.
 
-limiter.py       HybridLimiter, AsyncHybridLimiter; stats.py: what their stats() gives
-gates.py         one limiter's rule, for threads and for event loops
-table.py         the way in for callers; outage.py: what they hear while Redis is away
-member.py        a limiter's part in a node, and what callers want who have to wait; errand.py: who waits, what travels
-node.py          what to tell Redis next; wheel.py: whom to look at when; farewells.py: who is on the way out;
-                 backend.py: whether Redis answers
-synchroniser.py  how that is told; drivers.py: by a thread, or by a task of an event loop
-protocol.py      what processes and Redis say to each other
-lease.py         a process's side of one key
-ledger.py        Redis's side of it, in Python; script.py: the same in Lua
-simulate.py      a fleet in one process, on a clock of its own (scenario.py, naive.py, plot.py)
+limiter.py          HybridLimiter, AsyncHybridLimiter, and the Stats that their stats() gives
+backend.py          their backends: how a caller waits for Redis, in a thread or in a task
+table.py            decisions that need no round trip: from a lease, or a denial. The hot path
+fallback_policy.py  whether Redis answers, and what callers get while it does not
+limiter_leases.py   one limiter's leases and waiters, what waiters are told, what is given back
+manager.py          what to tell Redis next about all leases of a process; schedule.py: when, and what goes back
+drivers.py          the thread, or the task of an event loop, that sends it
+protocol.py         the messages between a process and Redis
+lease.py            a process's side of one key
+ledger.py           Redis's side of one key, in Python; script.py: the same in Lua
+redis_leases.py     the ledgers in a Redis: how a `RedisStore` runs the script
 """
 
 from typing import TYPE_CHECKING, Any
 
-from headgate.hybrid.stats import Stats
-
 if TYPE_CHECKING:
-    from headgate.hybrid.limiter import AsyncHybridLimiter, HybridLimiter
+    from headgate.hybrid.limiter import AsyncHybridLimiter, HybridLimiter, Stats
 
 __all__ = ["AsyncHybridLimiter", "HybridLimiter", "Stats"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the limiters on first use: they need redis-py, the simulator does not."""
-    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+    if name in __all__:
         from headgate.stores.base import STORE_CLASSES
 
         STORE_CLASSES["RedisStore"].load()  # first: without redis-py it says what to install

@@ -1,51 +1,288 @@
-"""Whether Redis answers, as far as a node has heard, and when to try again while it does not."""
+"""A hybrid limiter's backends: one for threads, and one for asyncio with leases for each event loop.
+
+LeaseTable      decides from a lease, and denies, without a round trip; else it calls `ask_redis`
+LimiterLeases   adds waiters, releases and the limiter's counters
+HybridBackend, EventLoopLeases   add `ask_redis`: wait for the answer of Redis in a thread, or in a task
+"""
 
 from __future__ import annotations
 
-import random
+import asyncio
+import copy
+import functools
+import threading
+from typing import Any
 
-from headgate.hybrid.lease import MILLISECOND, SECOND
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.decision import Decision
+from headgate.hybrid import drivers
+from headgate.hybrid.drivers import LoopLeaseManager, ThreadLeaseManager
+from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
+from headgate.hybrid.protocol import PROFILES, quota_params
+from headgate.keys import check_key
+from headgate.rule import Rule, check_permits
+from headgate.stores.base import Health, LeaseStore, Store, StoreHealth
 
-FIRST_RETRY = 50 * MILLISECOND  # after a failure; then doubled up to the next
-LAST_RETRY = SECOND
+
+class HybridStore:
+    """A store behind leases. Opened once, by one limiter."""
+
+    def __init__(self, store: Store, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
+        profile = PROFILES.get(accuracy.lower()) if isinstance(accuracy, str) else None
+        if profile is None:
+            raise ValueError(f"accuracy must be one of {', '.join(PROFILES)}, got {accuracy!r:.40}")
+        if cold not in ("wait", "optimistic"):
+            raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
+        if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
+            raise ValueError(f"max_local_keys must be a whole number of at least 1, got {max_keys!r:.40}")
+        assert isinstance(store, LeaseStore)
+        self.store = store
+        self.lease_store: LeaseStore = store
+        self.owned = owned
+        self.profile = profile
+        self.lease_options: dict[str, Any] = {"max_keys": max_keys, "optimistic": cold == "optimistic"}
+        self.backends: list[HybridBackend] = []
+        self.loops: dict[asyncio.AbstractEventLoop, EventLoopLeases] = {}
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    def open(self, rule: Rule, on_store_error: str = "local") -> HybridBackend:
+        quota_params(rule)  # refuses a rule that leases cannot serve
+        self.store.open(rule)  # refuses a client for asyncio
+        backend = HybridBackend(self, rule, on_store_error)
+        self.backends.append(backend)
+        return backend
+
+    def open_async(self, rule: Rule, on_store_error: str = "local") -> AsyncHybridBackend:
+        quota_params(rule)
+        self.store.open_async(rule)  # refuses a client for threads
+        return AsyncHybridBackend(self, rule, on_store_error)
+
+    def health(self) -> Health:
+        return self.store.health()
+
+    async def ahealth(self) -> Health:
+        return await self.store.ahealth()
+
+    def close(self) -> None:
+        """Give the leases back, within a second, and close connections that are ours."""
+        for backend in self.backends:
+            backend.close()
+        if self.owned:
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The same for the running event loop."""
+        leases = self.loops.get(asyncio.get_running_loop())
+        if leases:
+            await leases.aclose()
+        if self.owned:
+            await self.store.aclose()
+
+    def release_later(self) -> None:
+        """Have the leases given back of a limiter that was collected without a call of `close`.
+
+        The garbage collector may have interrupted any step, so the driver does it.
+        """
+        for leases in [*self.backends, *self.loops.values()]:
+            leases.manager.deferred.append(leases.release_unawaited)
 
 
-class Backend:
-    """*apart*: keys lie at several servers, so that one of them does not answer says nothing of the others."""
+class HybridBackend(LimiterLeases):
+    """One rule, for threads."""
 
-    def __init__(self, dice: random.Random, apart: bool) -> None:
-        self.apart = apart
-        self.down: Exception | None = None  # why nobody is asked; apart, that is each lease's own matter (`ill`)
-        self.last_error: Exception | None = None
-        self.failures = 0  # trips, ever
-        self.failed = 0  # the same in a row
-        self.outages = 0  # times that all went well before
-        self.retry_at = 0
-        self._failed_at = 0
-        self._retry = FIRST_RETRY
-        self._dice = dice
+    manager: ThreadLeaseManager
 
-    def sick(self, now: int) -> Exception | None:
-        """Why Redis, or a part of it, is not asked now; None: it is."""
-        lately = self.apart and self.last_error is not None and now < self._failed_at + 2 * SECOND
-        return self.last_error if lately else self.down
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        manager = _thread_manager(store.lease_store)
+        options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
+        super().__init__(manager, rule, store.profile, on_store_error, **options)
+        self.clock: Clock = manager.clock
 
-    def answered(self) -> None:
-        self.failed = 0
-        self._retry = FIRST_RETRY
-        self.down = None
+    def peek(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
+        key, permits = check_key(key), check_permits(permits, self.rule.capacity, 0)
+        known = self.peek_locally(key, permits)
+        return self.ask_redis("peek", key, permits, timeout) if known is None else known
 
-    def missed(self, now: int, error: Exception) -> None:
-        """A trip failed."""
-        self.failures += 1
-        self.failed += 1
-        self.outages += self.sick(now) is None
-        self.last_error, self._failed_at = error, now
-        if not self.apart:  # there each server has a breaker of its own, which says at once that it is away
-            self.down = error
-            self.retry_at = now + int(self._retry * self._dice.uniform(0.8, 1.2))
-            self._retry = min(2 * self._retry, LAST_RETRY)
+    def reset(self, key: str, timeout: float | None = None) -> bool:
+        return not self.ask_redis("reset", check_key(key), 0, timeout).degraded
 
-    def long_gone(self) -> bool:
-        """Whether it has not answered for a while."""
-        return self.down is not None and self._retry >= LAST_RETRY
+    def within(self, seconds: float) -> TimedHybridBackend:
+        return TimedHybridBackend(self, seconds)
+
+    def ask_redis(self, op: str, key: str, permits: int, timeout: float | None) -> Decision:
+        """Wait for the answer of Redis; the policy answers after *timeout* seconds."""
+        done = threading.Lock()  # and no Event: a signal handler inside Event.wait would keep others from setting it
+        done.acquire()
+        waiter = LeaseWaiter(op, permits, done.release)
+        manager = self.manager
+        if manager.in_step():  # the driver, which could answer, waits for the lock of the interrupted step
+            return self.answer_in_signal_handler(key, waiter, self.read_clock())
+        if self.optimistic and op == "take":
+            granted = self.grant_unasked(key, permits, self.read_clock())
+            if granted:
+                return granted
+        try:
+            self.queue_waiter(key, waiter, self.read_clock())
+            while manager.cannot_start or not done.acquire(timeout=1.0 if timeout is None else max(timeout, 0.0)):
+                if timeout is not None or manager.cannot_start:
+                    return self.answer_by_policy(key, waiter, self.read_clock(), manager.cannot_start)
+                manager.wake_driver()  # starts a new thread, should the old one have died
+        except BaseException:
+            self.cancel_waiter(key, waiter)
+            raise
+        return waiter.answer()
+
+    def close(self) -> None:
+        if self.manager.in_step():  # in a signal handler: the interrupted step has to go on first
+            self.manager.deferred.append(self.release_all)
+            self.manager.wake_driver()
+            return
+        self.release_all()
+        self.manager.wait_until_released(self, drivers.RELEASE_TIMEOUT)
+        self.unregister()
+
+
+class TimedHybridBackend:
+    """A `HybridBackend` whose calls wait for Redis no longer than *timeout* seconds; then the policy answers."""
+
+    in_process = False
+
+    def __init__(self, backend: HybridBackend, timeout: float) -> None:
+        self.clock = backend.clock
+        self._backend = backend
+        self._timeout = timeout
+        self.refund = backend.refund  # never waits
+        self.store_health = backend.store_health
+        self.within = backend.within
+
+    def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        decision: Decision = self._backend.try_acquire(key, permits, self._timeout)
+        return decision
+
+    def peek(self, key: str, permits: int = 1) -> Decision:
+        return self._backend.peek(key, permits, self._timeout)
+
+    def reset(self, key: str) -> bool:
+        return self._backend.reset(key, self._timeout)
+
+
+class EventLoopLeases(LimiterLeases):
+    """One rule, for one event loop."""
+
+    manager: LoopLeaseManager
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        manager = _loop_manager(store.lease_store)
+        options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
+        super().__init__(manager, rule, store.profile, on_store_error, **options)
+        self.loop = manager.loop
+
+    async def ask_redis(self, op: str, key: str, permits: int, timeout: float | None) -> Decision:
+        """Wait for the answer of Redis; the policy answers after *timeout* seconds."""
+        if self.optimistic and op == "take" and not self.manager.in_step():
+            granted = self.grant_unasked(key, permits, self.read_clock())
+            if granted:
+                return granted
+        done: asyncio.Future[None] = self.loop.create_future()
+        waiter = LeaseWaiter(op, permits, functools.partial(_set, done))
+        try:
+            self.queue_waiter(key, waiter, self.read_clock())
+            async with asyncio.timeout(timeout):
+                await done
+        except TimeoutError:
+            return self.answer_by_policy(key, waiter, self.read_clock())
+        except asyncio.CancelledError:
+            self.cancel_waiter(key, waiter)
+            raise
+        return waiter.answer()
+
+    async def aclose(self) -> None:
+        self.release_all()
+        await self.manager.wait_until_released(self, drivers.RELEASE_TIMEOUT)
+        self.unregister()
+        if not self.manager.active:
+            await self.manager.stop()
+
+
+class AsyncHybridBackend:
+    """One rule, for asyncio: every event loop has leases of its own."""
+
+    in_process = False
+
+    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
+        self.clock: Clock = store.lease_store.clock or SYSTEM_CLOCK
+        self._store = store
+        self._rule = rule
+        self._policy = on_store_error
+        self._latest: EventLoopLeases | None = None
+        self._timeout: float | None = None
+
+    def leases(self) -> EventLoopLeases:
+        """The leases of the running event loop."""
+        loop = asyncio.get_running_loop()
+        latest = self._latest
+        if latest is not None and latest.loop is loop:
+            return latest
+        loops = self._store.loops
+        if loop not in loops:
+            for closed in [other for other in loops if other.is_closed()]:
+                del loops[closed]
+            loops[loop] = EventLoopLeases(self._store, self._rule, self._policy)
+        self._latest = loops[loop]
+        return loops[loop]
+
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        made = self.leases().try_acquire(key, permits, self._timeout)
+        return made if isinstance(made, Decision) else await made
+
+    async def peek(self, key: str, permits: int = 1) -> Decision:
+        key, permits = check_key(key), check_permits(permits, self._rule.capacity, 0)
+        leases = self.leases()
+        known = leases.peek_locally(key, permits)
+        return await leases.ask_redis("peek", key, permits, self._timeout) if known is None else known
+
+    async def refund(self, key: str, permits: int = 1) -> bool:
+        return self.leases().refund(key, permits)
+
+    async def reset(self, key: str) -> bool:
+        return not (await self.leases().ask_redis("reset", check_key(key), 0, self._timeout)).degraded
+
+    def within(self, seconds: float) -> AsyncHybridBackend:
+        timed = copy.copy(self)
+        timed._timeout = seconds
+        return timed
+
+    def store_health(self) -> StoreHealth:
+        """Of the running event loop, or of the last one where the limiter was used."""
+        try:
+            leases = self._store.loops.get(asyncio.get_running_loop(), self._latest)
+        except RuntimeError:
+            leases = self._latest
+        return leases.store_health() if leases else StoreHealth("closed")
+
+
+def _thread_manager(store: LeaseStore) -> ThreadLeaseManager:
+    """The manager of *store* for threads: one for all limiters that are given the same store."""
+    found: ThreadLeaseManager | None = store.attachments.get("lease_manager")
+    if found is None:
+        found = store.attachments.setdefault("lease_manager", ThreadLeaseManager(store))
+    return found
+
+
+def _loop_manager(store: LeaseStore) -> LoopLeaseManager:
+    """The same for the running event loop."""
+    managers: dict[asyncio.AbstractEventLoop, LoopLeaseManager]
+    managers = store.attachments.setdefault("loop_lease_managers", {})
+    loop = asyncio.get_running_loop()
+    if loop not in managers:
+        for closed in [other for other in managers if other.is_closed()]:
+            del managers[closed]
+        managers[loop] = LoopLeaseManager(store)
+    return managers[loop]
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

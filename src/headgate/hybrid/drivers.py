@@ -1,4 +1,9 @@
-"""The drivers of a node: a thread for threads, a task for an event loop. And how they end: by a fork, or at exit."""
+"""What drives a `LeaseManager`: a thread, or a task of an event loop. One call of the script has all that is due.
+
+A driver starts with the first caller that waits and ends when no leases are left, so that a limiter that is collected
+leaves nothing running. The servers of a Cluster are asked at the same time, so that a server that does not answer
+delays only the keys that it has; this takes an event loop, which the thread then runs.
+"""
 
 from __future__ import annotations
 
@@ -9,254 +14,329 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from time import monotonic
-from typing import Any
+from time import clock_gettime_ns, monotonic, monotonic_ns
 
 from headgate._lifecycle import before_exit, renew_after_fork
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent
-from headgate.hybrid import script
-from headgate.hybrid.errand import Errand
-from headgate.hybrid.member import Member
-from headgate.hybrid.synchroniser import FAILURES, LINGER, Synchroniser
-from headgate.redis.async_client import AsyncExecutor
-from headgate.redis.lua import Eval
-from headgate.redis.url import RedisURL
-from headgate.stores.redis import RedisStore
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.errors import StoreUnavailable
+from headgate.hybrid.limiter_leases import LimiterLeases
+from headgate.hybrid.manager import LeaseManager, SyncItem
+from headgate.hybrid.protocol import LeaseReply
+from headgate.stores.base import LeaseCall, LeaseStore
 
-FAREWELL = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
-
-
-_THREADS: weakref.WeakSet[ThreadSynchroniser] = weakref.WeakSet()
-_LOOPS: weakref.WeakSet[LoopSynchroniser] = weakref.WeakSet()
+RELEASE_TIMEOUT = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
+LINGER = 1.0  # seconds that a driver without work waits for a caller before it ends
+SUSPENDED = 500_000_000  # nanoseconds: a machine that was suspended for longer has lost its leases
+CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; other systems cannot tell
 
 
-class ThreadSynchroniser(Synchroniser):
-    """A thread, started when somebody first waits."""
+class StoreLeaseManager(LeaseManager):
+    """A `LeaseManager` that talks to a store; the subclasses have the thread or the task that drives it."""
 
-    def __init__(self, store: RedisStore) -> None:
-        super().__init__(store)
-        self._prepare()
-        _THREADS.add(self)
+    def __init__(self, store: LeaseStore) -> None:
+        clock = store.clock
+        self.ledgers = store.leases()
+        read_clock = monotonic_ns if clock is None else lambda: clock.now() * 1000
+        super().__init__(read_clock, partitioned=self.ledgers.partitioned)
+        self.clock: Clock = clock or SYSTEM_CLOCK
+        self._suspended = suspended_time()
         renew_after_fork(self)
 
-    def _prepare(self) -> None:
-        """Have no thread yet."""
+    def gather_now(self) -> list[SyncItem]:
+        """The requests to send now. Leases are lost after a suspend, during which the monotonic clock stood still."""
+        suspended = suspended_time()
+        if suspended > self._suspended + SUSPENDED:
+            self._suspended = suspended
+            self.expire_leases()
+        return self.gather(self.read_clock())
+
+    def calls(self, items: Sequence[SyncItem]) -> list[tuple[Sequence[SyncItem], list[LeaseCall]]]:
+        """One call to the store for all *items*, or one for each partition of its keys."""
+        calls = []
+        for lease, request, _ in items:
+            owner: LimiterLeases = lease.owner
+            calls.append(LeaseCall(owner.ledger_name(lease.key), owner.params, owner.profile, request))
+        if not self.health.partitioned:
+            return [(items, calls)]
+        groups: dict[int, tuple[list[SyncItem], list[LeaseCall]]] = {}
+        for item, call in zip(items, calls, strict=True):
+            group = groups.setdefault(self.ledgers.partition(call.key), ([], []))
+            group[0].append(item)
+            group[1].append(call)
+        return list(groups.values())
+
+    def deliver_now(self, items: Sequence[SyncItem], replies: list[LeaseReply | str]) -> None:
+        self.deliver(self.read_clock(), items, replies)
+
+    def fail_now(self, items: Sequence[SyncItem], error: BaseException) -> None:
+        reason = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ else error
+        self.fail(self.read_clock(), items, reason if isinstance(reason, Exception) else RuntimeError(repr(reason)))
+
+    def may_end(self) -> bool:
+        """Whether a driver without work can end: no caller has woken it meanwhile."""
+        raise NotImplementedError
+
+    def clear_wake(self) -> None:
+        raise NotImplementedError
+
+    async def drive_in_loop(self, wake: asyncio.Event) -> None:
+        """Drive the manager in the running event loop until there is nothing to do."""
+        loop, trips = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+        def end_trip(items: Sequence[SyncItem], trip: asyncio.Task[None]) -> None:
+            trips.discard(trip)
+            error = asyncio.CancelledError() if trip.cancelled() else trip.exception()
+            if error:  # here, and not in the trip: a task that is cancelled before it begins runs no code of its own
+                self.fail_now(items, error)
+            self.busy = bool(trips)
+            wake.set()
+
+        try:
+            while True:
+                self.clear_wake()
+                items = self.gather_now()
+                for group, calls in self.calls(items) if items else ():
+                    trip = loop.create_task(self._round_trip(group, calls))
+                    trips.add(trip)
+                    trip.add_done_callback(partial(end_trip, group))
+                if items:
+                    await (asyncio.sleep(0) if self.health.partitioned else asyncio.wait(trips))
+                    continue
+                pause = self.pause(self.read_clock())
+                await self.clock.wait_async(wake, LINGER if pause is None else pause)
+                if pause is None and not trips and self.may_end():
+                    return
+        finally:
+            for trip in trips:
+                trip.cancel()
+            await asyncio.gather(*trips, return_exceptions=True)
+
+    async def _round_trip(self, items: Sequence[SyncItem], calls: Sequence[LeaseCall]) -> None:
+        self.deliver_now(items, await self.ledgers.exchange_async(calls))
+
+
+class ThreadLeaseManager(StoreLeaseManager):
+    """Driven by a thread, which starts when the first caller waits."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        super().__init__(store)
+        self._reset_thread()
+        _THREADS.add(self)
+
+    def _reset_thread(self) -> None:
         self.wake = SignalSafeEvent()
-        self._starting = threading.RLock()  # a signal handler may come in between
+        self._starting = threading.RLock()  # reentrant, for a signal handler that comes in between
         self._thread: threading.Thread | None = None
-        self.unable: RuntimeError | None = None  # why there is no thread, though somebody wants one
-        self._nudging: set[int] = set()  # threads that start the thread: a handler there cannot wait for it
+        self.cannot_start: RuntimeError | None = None  # why no thread could be started
+        self._starters: set[int] = set()  # threads that are starting the driver: a signal handler there cannot wait
         self._wake_loop: Callable[[], object] | None = None
 
     def after_fork(self) -> None:
         super().after_fork()
-        self._prepare()
+        self._reset_thread()
 
-    def nudge(self) -> None:
+    def wake_driver(self) -> None:
         self.wake.set()
         wake_loop = self._wake_loop
         if wake_loop is not None:
-            with suppress(RuntimeError):  # it is closed
+            with suppress(RuntimeError):  # the loop is closed
                 wake_loop()
         thread, own = self._thread, threading.get_ident()
-        if (thread is not None and thread.is_alive()) or own in self._nudging:
+        if (thread is not None and thread.is_alive()) or own in self._starters:
             return
         try:
-            self._nudging.add(own)
+            self._starters.add(own)
             with self._starting:
                 if self._thread is None or not self._thread.is_alive():  # a signal may have interrupted its start
                     self._thread = threading.Thread(target=self._run, name="headgate-hybrid", daemon=True)
                     try:
                         self._thread.start()
-                        self.unable = None
+                        self.cannot_start = None
                     except RuntimeError as error:  # no more threads, or the process ends; the next call tries again
-                        self._thread, self.unable = None, error
+                        self._thread, self.cannot_start = None, error
         finally:
-            self._nudging.discard(own)
+            self._starters.discard(own)
 
-    def inside(self) -> bool:
-        return threading.get_ident() in self._nudging or self.node.mine()
+    def in_step(self) -> bool:
+        return threading.get_ident() in self._starters or super().in_step()
 
-    def settle(self, member: Member, timeout: float) -> None:
-        """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
+    def wait_until_released(self, limiter: LimiterLeases, timeout: float) -> None:
+        """Wait until Redis has taken back all leases that *limiter* released, *timeout* seconds at most."""
         until = monotonic() + timeout
-        while member.unsettled() and monotonic() < until:
-            self.node.hasten(self.read_clock())
-            self.nudge()
-            if self.unable:
+        while limiter.is_releasing() and monotonic() < until:
+            self.send_at_once(self.read_clock())
+            self.wake_driver()
+            if self.cannot_start:
                 return
-            time.sleep(0.001)  # looked up now: gevent may have put its own there
+            time.sleep(0.001)  # looked up now: gevent may have replaced it
 
     def _run(self) -> None:
-        _promise_farewell()
+        _release_at_exit()
         try:
-            if self._sliced:
-                asyncio.run(self._drive_loop())
+            if self.health.partitioned:
+                asyncio.run(self._drive_in_own_loop())
             else:
                 self._drive()
-        except BaseException as error:  # a bug, or the interpreter ends: nobody may be left waiting
+        except BaseException as error:  # a bug, or the interpreter ends: no caller may be left waiting
             self._thread = None
-            self.node.busy = False
-            self.node.fail(self.read_clock(), (), RuntimeError(f"the synchroniser ended: {error!r}"))
+            self.busy = False
+            self.fail(self.read_clock(), (), RuntimeError(f"the driver ended: {error!r}"))
             raise
 
     def _drive(self) -> None:
-        while self._thread is threading.current_thread():  # else another has taken over
+        while self._thread is threading.current_thread():  # else another thread has taken over
             self.wake.clear()
-            errands = self.gather()
-            if errands:
-                self._trip(errands)
-                self.node.busy = False
+            items = self.gather_now()
+            if items:
+                [(_, calls)] = self.calls(items)
+                try:
+                    self.deliver_now(items, self.ledgers.exchange(calls))
+                except BaseException as error:
+                    self.fail_now(items, error)
+                    if not isinstance(error, StoreUnavailable):
+                        raise
+                self.busy = False
                 continue
-            pause = self.node.pause(self.read_clock())
+            pause = self.pause(self.read_clock())
             self.clock.wait(self.wake, LINGER if pause is None else pause)
-            if pause is None and self._leave():
+            if pause is None and self.may_end():
                 return
 
-    async def _drive_loop(self) -> None:
-        loop, wake = asyncio.get_running_loop(), asyncio.Event()
-
-        def clear() -> None:
-            self.wake.clear()
-            wake.clear()
-
-        self._wake_loop = lambda: loop.call_soon_threadsafe(wake.set)
+    async def _drive_in_own_loop(self) -> None:
+        loop, self._loop_wake = asyncio.get_running_loop(), asyncio.Event()
+        self._wake_loop = partial(loop.call_soon_threadsafe, self._loop_wake.set)
         try:
-            await self.steer(wake, clear, self._leave)
+            await self.drive_in_loop(self._loop_wake)
         finally:
-            link = self.store._loops.pop(loop, None)
-            if link:
-                await link.aclose()
+            await self.ledgers.close_loop()
             others = asyncio.all_tasks() - {asyncio.current_task()}
-            if others:  # a probe that was ended closes its own connections, and a second blow would keep it from that
+            if others:  # a probe that was ended closes its own connections; a second cancel would keep it from that
                 await asyncio.wait(others, timeout=5)
 
-    def _leave(self) -> bool:
-        """End, unless somebody has come meanwhile: who comes sets `wake` first and looks for a thread then."""
+    def clear_wake(self) -> None:
+        self.wake.clear()
+        self._loop_wake.clear()
+
+    def may_end(self) -> bool:
         own = threading.current_thread()
         if self._thread is own:
             if self.wake.is_set():
                 return False
             self._thread = None
-        with self._starting:
+        with self._starting:  # a caller sets `wake` first, and looks for a thread then
             if not self.wake.is_set() or self._thread is not None:
                 return True
-            self._thread, self.unable = own, None
+            self._thread, self.cannot_start = own, None
             return False
 
-    def _trip(self, errands: Sequence[Errand]) -> None:
-        [(_, call)] = self.calls(errands)
-        try:
-            self.deliver(errands, self.store.threads().ask(script.SYNC, call))
-        except BaseException as error:
-            self.fail(errands, error)
-            if not isinstance(error, FAILURES):
-                raise
 
+class LoopLeaseManager(StoreLeaseManager):
+    """Driven by a task of one event loop."""
 
-class LoopSynchroniser(Synchroniser):
-    """A task of one event loop."""
-
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: LeaseStore) -> None:
         super().__init__(store)
         self.loop = asyncio.get_running_loop()
         self.wake = asyncio.Event()
-        self._nudged = False  # `wake` is set when a pause is over, too
+        self._called = False  # `wake` alone does not tell: it is also set at the end of a pause
         self._task: asyncio.Task[None] | None = None
-        self._end = _until_the_end(weakref.ref(self))
+        self._end = _release_at_end_of_loop(weakref.ref(self))
         with suppress(StopIteration):
-            self._end.asend(None).send(None)  # to its yield; an event loop that ends closes generators that have begun
+            self._end.asend(None).send(None)  # to its yield: a loop that ends closes the generators that have begun
         _LOOPS.add(self)
-        renew_after_fork(self)
 
-    def nudge(self) -> None:
-        self._nudged = True
+    def wake_driver(self) -> None:
+        self._called = True
         self.wake.set()
         if self._task is None or self._task.done():
-            drive = self.steer(self.wake, self._clear, lambda: not self._nudged)
-            self._task = self.loop.create_task(drive, name="headgate-hybrid")
+            self._task = self.loop.create_task(self.drive_in_loop(self.wake), name="headgate-hybrid")
 
-    def _clear(self) -> None:
-        self._nudged = False
+    def clear_wake(self) -> None:
+        self._called = False
         self.wake.clear()
 
-    async def settle(self, member: Member, timeout: float) -> None:
-        """Wait until everything of *member* that is on its way out has left, *timeout* seconds at most."""
+    def may_end(self) -> bool:
+        return not self._called
+
+    async def wait_until_released(self, limiter: LimiterLeases, timeout: float) -> None:
+        """Wait until Redis has taken back all leases that *limiter* released, *timeout* seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while member.unsettled():
-                    self.node.hasten(self.read_clock())
-                    self.nudge()
+                while limiter.is_releasing():
+                    self.send_at_once(self.read_clock())
+                    self.wake_driver()
                     await asyncio.sleep(0.001)
 
-    def leave(self, until: float) -> None:
-        """Give everything back without the event loop, which is closed; *until* then."""
-        ask = self.store.threads().ask
-        run(self._farewells(until), lambda call: ask(script.SYNC, call, max(until - monotonic(), 0.001)))
+    def release_without_loop(self, until: float) -> None:
+        """Give everything back, until the monotonic time *until*, although the event loop is closed."""
+        run(self._releases(until), lambda calls: self.ledgers.exchange(calls, max(until - monotonic(), 0.001)))
 
-    async def aleave(self, until: float) -> None:
+    async def release_in_ending_loop(self, until: float) -> None:
         """Give everything back in the last moments of the event loop, which has ended its tasks and connections."""
-        source = self.store._source
-        if not isinstance(source, RedisURL):
-            return  # somebody's own client, who may have closed it: a connection made now would be nobody's to close
-        link = AsyncExecutor(source, self.store._shown(), FAREWELL)  # no trip of its own outlives that
-        try:
-            with suppress(*FAILURES):
-                await arun(self._farewells(until), partial(link.ask, script.SYNC))
-        finally:
-            await link.aclose()
+        async with self.ledgers.last_exchanges(RELEASE_TIMEOUT) as exchange:
+            if exchange is not None:
+                with suppress(StoreUnavailable):
+                    await arun(self._releases(until), exchange)
 
-    def _farewells(self, until: float) -> Generator[Eval, Any, None]:
-        for member in list(self.node.everybody):
-            member.dismiss()
-        for lease in self.node.leaving.values():
-            if lease.flight:  # its trip ended with the loop, and what it told may have been heard
-                lease.flight = lease.refund = 0
-            lease.ill = 0
-        while monotonic() < until and self.node.leaving:
-            # at once, whatever became of a trip that ended with the loop
-            self.node.backend.retry_at = self.node.last_trip = 0
-            errands = self.gather()
-            if not errands:
+    def _releases(self, until: float) -> Generator[list[LeaseCall], list[LeaseReply | str], None]:
+        for limiter in list(self.limiters):
+            limiter.release_all()
+        for lease in self.releases.values():
+            if lease.in_flight:  # its trip ended with the loop, and Redis may have taken its refund
+                lease.in_flight = lease.refund = 0
+            lease.blocked_until = 0
+        while monotonic() < until and self.releases:
+            self.health.retry_at = self.last_trip_at = 0  # at once, whatever became of the last trip
+            items = self.gather_now()
+            if not items:
                 return
-            for group, call in self.calls(errands):
-                self.deliver(group, (yield call))
+            for group, calls in self.calls(items):
+                self.deliver_now(group, (yield calls))
 
     async def stop(self) -> None:
-        """End the task; what is under way is given up. Who comes meanwhile starts another."""
+        """End the task and give up its trip. A caller that comes meanwhile starts another task."""
         task, self._task = self._task, None
         if task:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _until_the_end(driver: weakref.ref[LoopSynchroniser]) -> AsyncGenerator[None, None]:
-    """Give back what is held when the event loop ends, for those who do not call `aclose`."""
+_THREADS: weakref.WeakSet[ThreadLeaseManager] = weakref.WeakSet()
+_LOOPS: weakref.WeakSet[LoopLeaseManager] = weakref.WeakSet()
+
+
+def suspended_time() -> int:
+    """Nanoseconds that the machine has been suspended, as far as the system can tell."""
+    return clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns() if CLOCK_BOOTTIME else 0
+
+
+async def _release_at_end_of_loop(manager: weakref.ref[LoopLeaseManager]) -> AsyncGenerator[None, None]:
+    """Give back what is held when the event loop ends without a call of `aclose`."""
     try:
         yield
     finally:
-        alive = driver()
+        alive = manager()
         if alive is not None:
-            await alive.aleave(monotonic() + FAREWELL)
+            await alive.release_in_ending_loop(monotonic() + RELEASE_TIMEOUT)
 
 
-def _farewell() -> None:
-    """Give back what is held when the process ends, a second at most in all."""
-    leaving = [(driver, member) for driver in list(_THREADS) for member in list(driver.node.everybody)]
-    for _, member in leaving:
-        member.dismiss()
-    until = monotonic() + FAREWELL
-    for driver, member in leaving:
-        driver.settle(member, until - monotonic())
-    for loop_driver in list(_LOOPS):
-        if loop_driver.loop.is_closed():  # without `aclose()`
+def _release_everything() -> None:
+    """Give back what is held when the process ends, within RELEASE_TIMEOUT in all."""
+    releasing = [(manager, limiter) for manager in list(_THREADS) for limiter in list(manager.limiters)]
+    for _, limiter in releasing:
+        limiter.release_all()
+    until = monotonic() + RELEASE_TIMEOUT
+    for manager, limiter in releasing:
+        manager.wait_until_released(limiter, until - monotonic())
+    for loop_manager in list(_LOOPS):
+        if loop_manager.loop.is_closed():  # without `aclose()`
             with suppress(Exception):
-                loop_driver.leave(until)
-    for node in [driver.node for driver in [*_THREADS, *_LOOPS]]:
-        with node.lock:
-            if node.backend.down is not None:
-                node.leaving.drop_all()  # which says what is lost
+                loop_manager.release_without_loop(until)
+    for each in [*_THREADS, *_LOOPS]:
+        with each.lock:
+            if each.health.down is not None:
+                each.releases.discard_all()  # which logs what is lost
 
 
-_promise_farewell = before_exit(_farewell)
+_release_at_exit = before_exit(_release_everything)

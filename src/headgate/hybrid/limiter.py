@@ -4,21 +4,22 @@
     if limiter.try_acquire("tenant:42"):
         ...
 
-The first decision about a key waits for one round trip; then a lease is held, and decisions are local.
+The first decision about a key waits for one round trip; then the process holds a lease, and decisions are local.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Unpack
 
 from headgate.clock import Clock
-from headgate.hybrid.gates import HybridBackend, HybridStore
-from headgate.hybrid.stats import Stats, stats_of
+from headgate.hybrid.backend import HybridBackend, HybridStore
+from headgate.hybrid.limiter_leases import LimiterLeases
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
-from headgate.stores.base import SCHEMES, StoreOptions, open_store
-from headgate.stores.redis import RedisStore
+from headgate.stores.base import SCHEMES, LeaseStore, Store, StoreClass, StoreOptions, open_store, scheme_of
 
 MAX_KEYS = 100_000
 _NOT_GIVEN = {"options", "return", "max_keys"}
@@ -27,14 +28,95 @@ Accuracy = Literal["high", "medium", "low"]
 Cold = Literal["wait", "optimistic"]
 
 
-class HybridLimiter(Limiter):
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Permits, since the limiter was made; `keys`, `held` and `unreported` as of now."""
+
+    local: int  # asked for and answered without waiting: from a lease, or by the policy while Redis is down
+    remote: int  # asked for by callers that had to wait for Redis
+    degraded: int  # calls that the policy answered, whether they waited or not
+    syncs: int  # reports, one for each key
+    trips: int  # round trips that carried them, those of other limiters on the same store included
+    failures: int  # trips that failed
+    keys: int  # keys with a lease, or a denial, in this process
+    held: int  # permits on lease in this process
+    unreported: int  # spent here, not known to Redis yet: the divergence of the two
+    burned: int  # permits of leases that ran out before they were spent
+    voided: int  # leases that Redis did not know any more
+    trip_seconds: float  # how long a trip takes, on average
+    nodes: int  # processes at one key, lately
+    backend: str  # "up" or "down"
+
+    @property
+    def local_ratio(self) -> float:
+        """The part of all decisions that did not wait for Redis."""
+        total = self.local + self.remote
+        return self.local / total if total else 1.0
+
+
+def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
+    """The figures of *limiters*, added up."""
+    managers = {limiter.manager for limiter in limiters}
+    leases = [(lease, limiter.cost) for limiter in limiters for lease in list(limiter.leases.values())]
+    releases = [item for manager in managers for item in list(manager.releases.items())]
+    released = [(lease, limiter.cost) for (limiter, _), lease in releases if limiter in limiters]
+    uncounted = sum((lease.counted_balance - lease.balance + lease.denied) // cost for lease, cost in leases + released)
+    return Stats(
+        local=sum(_without_waiting(limiter) for limiter in limiters) + uncounted,
+        remote=sum(limiter.waited for limiter in limiters),
+        degraded=sum(limiter.policy.answers for limiter in limiters),
+        syncs=sum(limiter.syncs for limiter in limiters),
+        trips=sum(manager.trips for manager in managers),
+        failures=sum(manager.health.failures for manager in managers),
+        keys=len(leases),
+        held=sum(lease.balance // cost for lease, cost in leases),
+        unreported=sum(max(lease.counted_balance - lease.balance, 0) // cost for lease, cost in leases),
+        burned=sum(limiter.burned for limiter in limiters),
+        voided=sum(limiter.voided for limiter in limiters),
+        trip_seconds=max((manager.trip_time for manager in managers), default=0) / 1e9,
+        nodes=max((manager.nodes_seen for manager in managers), default=1),
+        backend="down" if any(each.health.current_error(each.read_clock()) for each in managers) else "up",
+    )
+
+
+def _without_waiting(limiter: LimiterLeases) -> int:
+    """Permits that were asked for and answered at once, except those that a lease has not reported yet."""
+    return limiter.spent + limiter.denied + limiter.policy.asked + limiter.refunded // limiter.cost
+
+
+class _HybridConstructor:
+    """The constructor of both limiters: leases around the store, and then the constructor of `Limiter`'s kind."""
+
+    def __init__(
+        self,
+        quota: Quotas,
+        *,
+        store: str | Store = "redis://localhost:6379/0",
+        algorithm: AlgorithmName | str = "token_bucket",
+        name: str = "default",
+        accuracy: Accuracy = "high",
+        cold: Cold = "wait",
+        on_store_error: OnStoreError | str = "local",
+        max_local_keys: int = MAX_KEYS,
+        clock: Clock | None = None,
+        **options: Unpack[StoreOptions],
+    ) -> None:
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
+        super().__init__(  # type: ignore[call-arg]  # of Limiter or AsyncLimiter, the next class in line
+            quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error
+        )
+        self._owned = True  # the leases are this limiter's to give back, even if the store is not its own
+        weakref.finalize(self, hybrid.release_later).atexit = False
+
+
+class HybridLimiter(_HybridConstructor, Limiter):
     """`Limiter` on Redis without a round trip for each decision, and still never one too many.
 
     It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where
-    what is on lease here does not suffice; `close` gives that back.
+    the lease of this process does not suffice; `close` gives the lease back.
 
     quota           one quota, as for `Limiter`
-    store           the URL of a Redis, or a `RedisStore`; limiters that are given the same one share its trips
+    store           the URL of a Redis, or a `RedisStore`; limiters that are given one store object share its trips
     algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
     name            tells limiters on one store apart
     accuracy        high, medium or low: the lower, the fewer trips, and the more of the limit may be on lease elsewhere
@@ -50,77 +132,55 @@ class HybridLimiter(Limiter):
 
     _backend: HybridBackend
 
-    def __init__(
-        self,
-        quota: Quotas,
-        *,
-        store: str | RedisStore = "redis://localhost:6379/0",
-        algorithm: AlgorithmName | str = "token_bucket",
-        name: str = "default",
-        accuracy: Accuracy = "high",
-        cold: Cold = "wait",
-        on_store_error: OnStoreError | str = "local",
-        max_local_keys: int = MAX_KEYS,
-        clock: Clock | None = None,
-        **options: Unpack[StoreOptions],
-    ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
-        super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
-        self._owned = True  # the leases are ours to give back, whoever the connections belong to
-        weakref.finalize(self, hybrid.retire).atexit = False
-
     def stats(self) -> Stats:
-        """How it has decided so far; asks nobody."""
-        return stats_of([self._backend.member])
+        """How it has decided so far, without a round trip."""
+        return stats_of([self._backend])
 
 
-class AsyncHybridLimiter(AsyncLimiter):
+class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
     """`HybridLimiter` for asyncio: the same arguments, the same methods, awaited. An event loop has its own leases."""
 
     store: HybridStore
 
-    def __init__(
-        self,
-        quota: Quotas,
-        *,
-        store: str | RedisStore = "redis://localhost:6379/0",
-        algorithm: AlgorithmName | str = "token_bucket",
-        name: str = "default",
-        accuracy: Accuracy = "high",
-        cold: Cold = "wait",
-        on_store_error: OnStoreError | str = "local",
-        max_local_keys: int = MAX_KEYS,
-        clock: Clock | None = None,
-        **options: Unpack[StoreOptions],
-    ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
-        super().__init__(quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error)
-        self._owned = True
-        weakref.finalize(self, hybrid.retire).atexit = False
-
     def stats(self) -> Stats:
-        """How it has decided so far, in all event loops that are open; asks nobody."""
-        return stats_of([gate.member for gate in self.store.loops.values()])
+        """How it has decided so far, in all event loops that are open, without a round trip."""
+        return stats_of(list(self.store.loops.values()))
 
 
 def _hybrid_store(
-    store: object, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
+    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
 ) -> HybridStore:
-    forms = f"give it a URL that starts with one of {', '.join(tuple(SCHEMES)[1:])}, or a RedisStore"
-    if store == "memory://":
-        raise ValueError("HybridLimiter shares a limit through Redis; memory:// has nobody to share with: use Limiter")
-    if isinstance(store, str) and not store.startswith(tuple(SCHEMES)[1:]):
-        scheme = store.partition("//")[0] + "//" if "//" in store else f"{store:.20}"  # behind it may be a password
-        raise ValueError(f"unknown store {scheme!r}: HybridLimiter needs a Redis; {forms}")
-    if not isinstance(store, str | RedisStore):
-        raise ValueError(f"HybridLimiter needs a Redis; {forms}; got {type(store).__name__}")
+    """*store* behind leases, if it can keep them."""
+    if isinstance(store, str) and scheme_of(store) == "memory://":
+        raise ValueError("HybridLimiter shares a limit between processes; memory:// belongs to one: use Limiter")
+    if isinstance(store, str) and scheme_of(store) not in SCHEMES:
+        raise ValueError(f"unknown store {scheme_of(store)!r}: {_needs_leases()}")
+    if not isinstance(store, str | LeaseStore):
+        raise ValueError(f"{_needs_leases()}; got {type(store).__name__}")
     if "max_keys" in options:
         raise TypeError("HybridLimiter takes no max_keys, which is the memory store's; max_local_keys bounds leases")
     if unknown := options.keys() - StoreOptions.__annotations__.keys():
-        known = sorted(
-            (HybridLimiter.__init__.__annotations__.keys() | StoreOptions.__annotations__.keys()) - _NOT_GIVEN
-        )
-        raise TypeError(f"HybridLimiter takes no {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
+        known = HybridLimiter.__init__.__annotations__.keys() | StoreOptions.__annotations__.keys()
+        given = ", ".join(sorted(known - _NOT_GIVEN))
+        raise TypeError(f"HybridLimiter takes no {', '.join(sorted(unknown))}; it takes {given}")
     opened, owned = open_store(store, clock, options)
-    assert isinstance(opened, RedisStore)
+    if not isinstance(opened, LeaseStore):
+        opened.close()
+        raise ValueError(f"{_needs_leases()}; got {scheme_of(str(store))}")
     return HybridStore(opened, owned, accuracy, cold, max_keys)
+
+
+def _needs_leases() -> str:
+    kinds = {kind.name: kind for kind in SCHEMES.values() if _keeps_leases(kind)}
+    schemes = [scheme for scheme, kind in SCHEMES.items() if kind.name in kinds]
+    return (
+        "HybridLimiter needs a store that keeps leases: give it a URL that starts with one of "
+        f"{', '.join(schemes)}, or a {' or '.join(kinds)}"
+    )
+
+
+def _keeps_leases(kind: StoreClass) -> bool:
+    try:
+        return hasattr(kind.load(), "leases")
+    except ImportError:  # what it needs is not installed
+        return False

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from headgate.errors import StoreUnavailable
 from headgate.hybrid import script
-from headgate.hybrid.protocol import Reply
+from headgate.hybrid.protocol import LeaseReply
 from headgate.keys import digest, hash_tag, label
 from headgate.rule import Rule
 from headgate.stores.base import LeaseCall
@@ -40,20 +40,20 @@ class RedisLeases:
         """The Cluster slot of a Hash."""
         return script.SYNC.slot(name)
 
-    def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[Reply | str]:
+    def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]:
         try:
             reply = self._store.threads().ask(script.SYNC, self._call(calls), timeout)
         except (RedisError, OSError) as error:
             raise StoreUnavailable(str(error)) from error
         return script.replies(reply)
 
-    async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[Reply | str]:
+    async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]:
         return await self._exchange_on(self._store.loop(), calls)
 
     @asynccontextmanager
     async def last_exchanges(
         self, timeout: float
-    ) -> AsyncGenerator[Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[Reply | str]]] | None]:
+    ) -> AsyncGenerator[Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None]:
         """`exchange_async` on new connections; None with a client that was handed in, which may be closed."""
         executor = self._store.spare_executor(timeout)
         if executor is None:
@@ -67,7 +67,7 @@ class RedisLeases:
     async def close_loop(self) -> None:
         await self._store.close_loop()
 
-    async def _exchange_on(self, executor: AsyncExecutor, calls: Sequence[LeaseCall]) -> list[Reply | str]:
+    async def _exchange_on(self, executor: AsyncExecutor, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]:
         try:
             reply = await executor.ask(script.SYNC, self._call(calls))
         except (RedisError, OSError) as error:

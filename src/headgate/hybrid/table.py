@@ -1,69 +1,69 @@
-"""The leases of one limiter in this process, by key, and the way in for callers: no I/O, no lock where compiled.
+"""The leases of one limiter in this process, by key, and every decision that needs no round trip.
 
-What cannot be decided here goes to `remote`, which asks Redis and waits for the answer.
+`try_acquire` is the hot path: no I/O, and no lock where it is compiled. A call that cannot be decided here goes on to
+`ask_redis`, which the subclasses implement for threads and for event loops.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
-from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from headgate._mypyc import mypyc_attr
 from headgate.algorithms.algorithm import multiply
 from headgate.decision import Decision, QuickDecision, QuickDenial, Units, answer
+from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
 from headgate.hybrid.lease import Lease
-from headgate.hybrid.outage import Outage
-from headgate.hybrid.protocol import Law, soonest
+from headgate.hybrid.protocol import QuotaParams, quota_params, time_until_room
 from headgate.keys import check_key
-from headgate.rule import check_permits
+from headgate.rule import Rule, check_permits
+
+if TYPE_CHECKING:
+    from headgate.hybrid.manager import LeaseManager
 
 COMPILED: Final = not isinstance(answer, FunctionType)
 
-# As in the memory store: compiled, the steps from look-up to saved balance run no Python code and start no garbage
-# collection, so nobody can come between them while there is an interpreter lock.
+# As in the memory store: the compiled steps from look-up to saved balance run no Python code and start no garbage
+# collection, so no other thread runs between them while there is an interpreter lock.
 LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True)()
 
-ONE: Final[object] = 1  # by identity: quicker than to compare, and True is another object
+ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
 
 
-class Table:
-    """Arguments of callers are Any: they are checked here, and compiled code would turn True into 1 before that."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LeaseTable:
+    """Callers' arguments are Any: they are checked here, and compiled code would turn True into 1 before that."""
 
-    def __init__(
-        self,
-        units: Units,
-        period: int,
-        counter: bool,
-        lock: Any,
-        thirsty: deque[Lease],
-        read_clock: Callable[[], int],
-        remote: Callable[[str, int], Any],
-        outage: Outage,
-    ) -> None:
+    def __init__(self, manager: LeaseManager, rule: Rule, on_store_error: str) -> None:
+        params = quota_params(rule)
+        units: Units = rule.algorithm
+        self.manager = manager
+        self.rule = rule
+        self.params: QuotaParams = params
         self.units = units
         self.limit = units.limit
         self.cost = units.cost
         self.rate = units.rate
         self.room = units.limit * units.cost
-        self.period = period  # microseconds; 0 for a bucket
-        self.counter = counter
-        self.thirsty = thirsty
-        self.read_clock = read_clock
-        self.remote = remote
-        self.outage = outage
+        self.period = params.period  # microseconds; 0 for a bucket
+        self.counter = params.kind == "counter"
+        self.refill_queue = manager.refill_queue
+        self.read_clock = manager.read_clock
+        self.health: BackendHealth = manager.health
+        self.policy = FallbackPolicy(on_store_error, rule.name, rule.quotas[0], manager.health)
         self.leases: dict[Any, Lease] = {}
-        self.refunded = 0  # units that were put back here: they were asked for all the same
-        self.renew(lock)
+        self.refunded = 0  # units that were put back into a lease: callers had asked for them all the same
+        self.use_lock(manager.lock)
 
-    def renew(self, lock: Any) -> None:
-        """Go on with another lock: after a fork nobody may ever release the old one."""
+    def use_lock(self, lock: Any) -> None:
+        """Use *lock* from now on: a thread that held the old one does not exist in the child of a fork."""
         self.lock = lock
         self.acquire_lock = lock.acquire
         self.release_lock = lock.release
 
-    def try_acquire(self, key: Any, permits: Any = 1) -> Any:
+    def try_acquire(self, key: Any, permits: Any = 1, timeout: Any = None) -> Any:
+        """Spend *permits* of *key* from its lease, deny them, or ask Redis and wait *timeout* seconds at most."""
         cost = self.cost if permits is ONE else multiply(check_permits(permits, self.limit), self.cost)
         if type(key) is not str:
             key = check_key(key)
@@ -75,22 +75,22 @@ class Table:
             left = lease.balance - cost
             if left >= 0 and now < lease.expires:
                 lease.balance = left
-                if left <= lease.low:
-                    lease.low = -1
-                    self.thirsty.append(lease)
-                spare = left + lease.beyond
+                if left <= lease.refill_below:
+                    lease.refill_below = -1
+                    self.refill_queue.append(lease)
+                spare = left + lease.free_in_redis
                 decision = QuickDecision()
                 decision._units = self.units
                 decision._spare = spare
-                decision._reset = self.room - spare if self.period == 0 else self.over(lease, now)
+                decision._reset = self.room - spare if self.period == 0 else self.window_left(lease, now)
                 decision._retry = 0
                 return decision
-            if now < lease.deny_until and self.certain(lease, cost):
+            if now < lease.deny_until and self.can_deny(lease, cost):
                 lease.denied += cost
                 return self.deny(lease, now, cost)
-            if self.outage.down is not None:
-                self.outage.asked += cost // self.cost
-                return self.outage.take(lease, cost // self.cost, now)
+            if self.health.down is not None:
+                self.policy.asked += cost // self.cost
+                return self.policy.take(lease, cost // self.cost, now)
         except KeyError:
             check_key(key)
         finally:
@@ -98,18 +98,22 @@ class Table:
                 try:
                     self.release_lock()
                 except RuntimeError:
-                    pass  # interrupted before it was ours
-        return self.remote(key, permits)
+                    pass  # a signal interrupted the call before it held the lock
+        return self.ask_redis("take", key, int(permits), timeout)
 
-    def take(self, lease: Lease, cost: int, now: int) -> bool:
-        """Spend *cost* units of *lease*, if they are there: here, where it is one step."""
+    def ask_redis(self, op: str, key: str, permits: int, timeout: Any) -> Any:
+        """Have Redis decide, and wait for it. Here None: a driver by hand (simulator, tests) queues its own waiter."""
+        return None
+
+    def spend(self, lease: Lease, cost: int, now: int) -> bool:
+        """Spend *cost* units of *lease*, if it has them. A method of this class, so that it is one compiled step."""
         if now >= lease.expires or lease.balance < cost:
             return False
         lease.balance -= cost
         return True
 
-    def peek(self, key: str, permits: int) -> Decision | None:
-        """The answer of `try_acquire` with nothing spent; None if it takes Redis to know."""
+    def peek_locally(self, key: str, permits: int) -> Decision | None:
+        """The answer of `try_acquire` with nothing spent; None if only Redis knows."""
         with self.lock:
             lease = self.leases.get(key)
             if lease is None:
@@ -118,73 +122,75 @@ class Table:
             cost = multiply(permits, self.cost)
             left = lease.balance - cost
             if left >= 0 and now < lease.expires and lease.balance > 0:
-                spare = left + lease.beyond
-                return answer(True, self.units, spare, self.reset(lease, now, spare), 0)
-            if now < lease.deny_until and self.certain(lease, cost):
+                spare = left + lease.free_in_redis
+                return answer(True, self.units, spare, self.reset_units(lease, now, spare), 0)
+            if now < lease.deny_until and self.can_deny(lease, cost):
                 return self.deny(lease, now, cost)
             return None
 
-    def refund(self, key: str, permits: int) -> bool:
-        """Put back what was spent since the last report; whether that was all. The rest waits for the next one."""
+    def refund_locally(self, key: str, permits: int) -> bool:
+        """Put back what was spent since the last report; return whether that was all. The next report has the rest."""
         with self.lock:
             lease = self.leases.get(key)
             if lease is None:
                 return False
             permits = min(permits, self.limit)
             cost = multiply(permits, self.cost)
-            here = max(min(cost, lease.mark - lease.balance), 0) if self.read_clock() < lease.expires else 0
+            spent = lease.counted_balance - lease.balance
+            here = max(min(cost, spent), 0) if self.read_clock() < lease.expires else 0
             lease.balance += here
             self.refunded += here
             lease.deny_until = 0
-            # no more than makes it full now: by the time that Redis is told, some of it may be spent
-            missing = self.room - lease.balance - lease.beyond - multiply(lease.others + lease.refund, self.cost)
+            # no more than fills the bucket now: some of that may be spent by the time that Redis hears of the refund
+            elsewhere = multiply(lease.others + lease.refund, self.cost)
+            missing = self.room - lease.balance - lease.free_in_redis - elsewhere
             lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
 
-    def certain(self, lease: Lease, cost: int) -> bool:
-        """Whether an ask for *cost* units can be refused here: not if it may have to wait for what is not reported."""
+    def can_deny(self, lease: Lease, cost: int) -> bool:
+        """Whether a call for *cost* units can be denied here, with a retry time that unreported permits leave true."""
         if cost < lease.deny_from:
             return False
-        if self.counter:  # what is here would count in the next window, and so would what is being fetched
+        if self.counter:  # held permits, and those of a report under way, would count in the next window
             if cost == self.cost:
-                return lease.flight == 0 or lease.deny_until + lease.later < lease.turns
-            return lease.balance == 0 and lease.flight == 0
-        return cost <= self.room - lease.unheard - lease.mark + lease.balance  # what was spent leaves no room to refill
+                return lease.in_flight == 0 or lease.deny_until + lease.deny_extension < lease.window_ends
+            return lease.balance == 0 and lease.in_flight == 0
+        # permits that were spent and not reported leave no room to refill
+        return cost <= self.room - lease.unreported - lease.counted_balance + lease.balance
 
     def deny(self, lease: Lease, now: int, cost: int) -> Decision:
-        """The refusal of an ask for *cost* units, from what is known here."""
+        """The denial of a call for *cost* units, with a retry time from what is known here."""
         here = lease.balance if now < lease.expires else 0
-        until = lease.deny_until + lease.later
+        until = lease.deny_until + lease.deny_extension
         wait = -((now - until) // 1000)  # microseconds, rounded up
         if self.period == 0:
             wait = multiply(wait, self.rate)
-            short = cost - lease.there - here
+            short = cost - lease.expected_free - here
             if short > 0:
                 wait += short
                 until += multiply(-(-short // self.rate), 1000)
         elif self.counter and (cost > self.cost or lease.others == 0):
-            left = -((now - lease.ends) // 1000)
+            left = -((now - lease.window_ends_by) // 1000)
             if left > 0:
-                law: Law = lease.home.law
-                own = here // self.cost
-                more = soonest(law, law.period - left, lease.current, lease.previous, cost // self.cost, own)
-                wait = max(wait, more)
+                own, permits, elapsed = here // self.cost, cost // self.cost, self.period - left
+                wait = max(wait, time_until_room(self.params, elapsed, lease.current, lease.previous, permits, own))
                 until = now + multiply(wait, 1000)
-        lease.told(now, until, cost > self.cost)
-        spare = min(here + lease.beyond, cost - 1)
+        lease.note_retry(now, until, cost > self.cost)
+        spare = min(here + lease.free_in_redis, cost - 1)
         denial = QuickDenial()
         denial._units = self.units
         denial._spare = spare
-        denial._reset = max(self.reset(lease, now, spare), wait)
+        denial._reset = max(self.reset_units(lease, now, spare), wait)
         denial._retry = wait
         return denial
 
-    def reset(self, lease: Lease, now: int, spare: int) -> int:
-        return self.room - spare if self.period == 0 else self.over(lease, now)
+    def reset_units(self, lease: Lease, now: int, spare: int) -> int:
+        """The decision's time until the key is as good as new: units of a bucket, microseconds of a window."""
+        return self.room - spare if self.period == 0 else self.window_left(lease, now)
 
-    def over(self, lease: Lease, now: int) -> int:
-        """Microseconds until a window counts no more."""
-        left = -((now - lease.ends) // 1000)
+    def window_left(self, lease: Lease, now: int) -> int:
+        """Microseconds until the permits of this window count no more."""
+        left = -((now - lease.window_ends_by) // 1000)
         if left < 0:
             left = 0
         return left + self.period if self.counter else left

@@ -24,7 +24,7 @@ from headgate.rule import Rule
 
 if TYPE_CHECKING:
     from headgate.coordination.states.machine import Operation, StateMachine
-    from headgate.hybrid.protocol import Ask, Law, Reply, Style
+    from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, LeaseRequest, QuotaParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class LeaseCall(NamedTuple):
     """What one process asks of the ledger of one key."""
 
     key: str  # the name of the ledger, from `LeaseBackend.namer`
-    law: Law
-    style: Style
-    ask: Ask
+    params: QuotaParams
+    profile: AccuracyProfile
+    request: LeaseRequest
 
 
 class LeaseBackend(Protocol):
@@ -127,11 +127,13 @@ class LeaseBackend(Protocol):
         ...
 
     def partition(self, name: str) -> int: ...
-    def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[Reply | str]: ...
-    async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[Reply | str]: ...
+    def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]: ...
+    async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]: ...
     def last_exchanges(
         self, timeout: float
-    ) -> AbstractAsyncContextManager[Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[Reply | str]]] | None]:
+    ) -> AbstractAsyncContextManager[
+        Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None
+    ]:
         """`exchange_async` for the end of an event loop, on connections of its own; None if it can have none."""
         ...
 

@@ -1,4 +1,4 @@
-"""What is asked of a simulated fleet, and what came of it: calls from a seed, seen by an exact bucket too."""
+"""Scenarios of a simulated fleet and their outcomes: calls from a seed, which an exact bucket sees too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headgate.algorithms.bucket import Bucket
 from headgate.hybrid.lease import SECOND
-from headgate.hybrid.protocol import STYLES
+from headgate.hybrid.protocol import PROFILES
 from headgate.quota import Quota
 
 BUCKETS = 200  # points of a time line
@@ -21,14 +21,14 @@ MOVES = 10  # seconds after which a hot spot is somewhere else
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fleet and what is asked of it."""
+    """A fleet, its quota, its network and the calls that come."""
 
     quota: str = "10000/second"
     nodes: int = 100
     load: float = 3.0  # calls, as a multiple of the rate
     seconds: float = 20.0
     trip: float = 1.0  # milliseconds to Redis and back, give or take a fifth
-    skew: str = "uniform"  # or "moving": a few nodes have most of the calls, and every ten seconds it is others
+    skew: str = "uniform"  # or "moving": a few nodes have most of the calls, other nodes every ten seconds
     accuracy: str = "high"
     loss: float = 0.0  # part of all trips that are lost, half of them on the way back
     crashes: int = 0  # nodes that die half-way, each replaced by a new one
@@ -48,31 +48,31 @@ class Scenario:
             raise ValueError(f"loss must be from 0 to below 1, got {self.loss}")
         if self.skew not in ("uniform", "moving"):
             raise ValueError(f"skew must be uniform or moving, got {self.skew!r:.40}")
-        if self.accuracy not in STYLES:
-            raise ValueError(f"accuracy must be one of {', '.join(STYLES)}, got {self.accuracy!r:.40}")
+        if self.accuracy not in PROFILES:
+            raise ValueError(f"accuracy must be one of {', '.join(PROFILES)}, got {self.accuracy!r:.40}")
 
     @property
     def calls(self) -> float:
-        """How many there are, on average."""
+        """The number of calls, on average."""
         quota = Quota.parse(self.quota)
         return quota.limit / quota.period * self.load * self.seconds
 
 
 @dataclass
 class Outcome:
-    """What came of it. `timeline` has admissions, exact ones and calls so far, at even steps."""
+    """What a design admitted. `timeline` has (second, admissions, exact admissions, calls so far) at even steps."""
 
     name: str
     scenario: Scenario
     asked: int = 0
     admitted: int = 0
     exact: int = 0  # what one exact bucket would have admitted of the same calls
-    over: int = 0  # admissions that an exact bucket refuses
+    over: int = 0  # admissions that an exact bucket denies
     waited: int = 0  # calls that waited for Redis
     trips: int = 0
     syncs: int = 0
     burned: int = 0
-    lost: int = 0  # of what is short: the rest is free or on lease in the end, and would be spent next
+    lost: int = 0  # permits that no call can get any more; those free or on lease in the end do not count
     timeline: list[tuple[float, int, int, int]] = field(default_factory=list)
 
     @property
@@ -103,28 +103,26 @@ class Outcome:
         )
 
 
-class Exact:
-    """One exact bucket."""
+class ExactBucket:
+    """One exact bucket for all calls."""
 
     def __init__(self, quota: Quota) -> None:
-        self.law = Bucket(quota)
-        self.paid = 0
-        self.admitted = self.refused = 0
+        self.bucket = Bucket(quota)
+        self.state = self.bucket.initial()
+        self.admitted = self.denied = 0
 
-    def ask(self, now: int) -> bool:
-        """*now* in nanoseconds."""
-        start = now // 1000 * self.law.rate
-        debt = max(self.paid - start, 0) + self.law.cost
-        if debt > self.law.room:
-            self.refused += 1
+    def try_acquire(self, now: int) -> bool:
+        """Spend one permit at *now* (nanoseconds)."""
+        if self.remaining(now) < 1:
+            self.denied += 1
             return False
-        self.paid = start + debt
+        self.state = self.bucket.consume(self.state, now // 1000, 1)
         self.admitted += 1
         return True
 
-    def left(self, now: int) -> int:
+    def remaining(self, now: int) -> int:
         """Permits that it has at *now*."""
-        return (self.law.room - max(self.paid - now // 1000 * self.law.rate, 0)) // self.law.cost
+        return self.bucket.remaining(self.state, now // 1000)
 
 
 def calls(scenario: Scenario, dice: random.Random) -> Iterator[tuple[int, int]]:
@@ -147,16 +145,16 @@ def calls(scenario: Scenario, dice: random.Random) -> Iterator[tuple[int, int]]:
 
 
 class Recorder:
-    """Counts calls, and what an exact bucket says of them."""
+    """Counts calls and admissions, beside those of an exact bucket."""
 
     def __init__(self, name: str, scenario: Scenario) -> None:
         self.outcome = Outcome(name, scenario)
-        self.exact = Exact(Quota.parse(scenario.quota))
+        self.exact = ExactBucket(Quota.parse(scenario.quota))
         self.admissions: list[int] = []
         self._step = max(int(scenario.seconds * SECOND / BUCKETS), 1)
         self._next = SECOND
 
-    def asked(self, now: int) -> None:
+    def record_call(self, now: int) -> None:
         while now >= self._next:
             at = (self._next - SECOND) / SECOND
             self.outcome.timeline.append((at, len(self.admissions), self.exact.admitted, self.outcome.asked))
@@ -164,13 +162,13 @@ class Recorder:
                 self.outcome.scenario.watch(self.outcome.name, at / self.outcome.scenario.seconds)
             self._next += self._step
         self.outcome.asked += 1
-        self.exact.ask(now)
+        self.exact.try_acquire(now)
 
     def finish(self) -> Outcome:
         outcome = self.outcome
         outcome.exact, outcome.admitted = self.exact.admitted, len(self.admissions)
-        check = Exact(Quota.parse(outcome.scenario.quota))
+        check = ExactBucket(Quota.parse(outcome.scenario.quota))
         for now in sorted(self.admissions):
-            check.ask(now)
-        outcome.over = check.refused
+            check.try_acquire(now)
+        outcome.over = check.denied
         return outcome

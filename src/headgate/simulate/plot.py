@@ -1,4 +1,4 @@
-"""A picture of what a simulated fleet admitted over time, as SVG: leases, the naive designs, and what is exact."""
+"""A picture, as SVG, of what a simulated fleet admitted over time: with leases, with naive designs, and exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headgate.hybrid.scenario import Outcome
+    from headgate.simulate.scenario import Outcome
 
 WIDTH, HEIGHT = 800, 420
 LEFT, RIGHT, TOP, BOTTOM = 80, 560, 64, 372
