@@ -194,7 +194,7 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server
     async def leave() -> None:
         await hold(limiter)
         asking = [asyncio.create_task(limiter.try_acquire(f"k{i}")) for i in range(50)]
-        await until_async(lambda: any(gate.node.busy for gate in limiter.store.loops.values()))
+        await until_async(lambda: any(leases.manager.busy for leases in limiter.store.loops.values()))
         assert asking
 
     asyncio.run(leave())

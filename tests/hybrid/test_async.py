@@ -12,6 +12,7 @@ from headgate import AsyncHybridLimiter, InvalidKey, PermitsExceedLimit, RateLim
 from headgate.stores.redis import RedisStore
 from tests.hybrid.test_limiter import KINDS, SLOW, out
 from tests.support.clocks import PATIENCE, until_async
+from tests.support.hybrid_stores import AsyncHeldStore
 from tests.support.servers import Server
 
 
@@ -85,33 +86,16 @@ def test_one_limiter_in_several_event_loops(redis_server: Server) -> None:
     assert [asyncio.run(some()) for _ in range(3)] == [40, 40, 20]
 
 
-class Slow(RedisStore):
-    """A store whose answers wait for `gate`."""
-
-    gate: asyncio.Event
-
-    def loop(self) -> Any:
-        link, gate = super().loop(), self.gate
-
-        class Held:
-            async def ask(self, script: Any, call: Any) -> Any:
-                reply = await link.ask(script, call)
-                await gate.wait()
-                return reply
-
-        return Held()
-
-
 async def test_who_is_cancelled_loses_nothing(redis_server: Server) -> None:
-    store = Slow(redis_server.url)
-    store.gate = asyncio.Event()
+    store = AsyncHeldStore(redis_server.url)
+    store.released = asyncio.Event()
     limiter = AsyncHybridLimiter(SLOW, store=store)
     asked = asyncio.create_task(limiter.try_acquire("k", 100))
     await until_async(lambda: redis_server.names())
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    store.gate.set()
+    store.released.set()
     async with asyncio.timeout(PATIENCE):  # until what was taken for nobody has come back
         while True:
             if await limiter.try_acquire("k", 100):
@@ -151,7 +135,7 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
     limiters = [AsyncHybridLimiter("1000/second", store=store, name=f"n{number}") for number in range(10)]
     await asyncio.gather(*[limiter.try_acquire("k") for limiter in limiters])
     loop = asyncio.get_running_loop()
-    assert len({limiter.store.loops[loop].synchroniser for limiter in limiters}) == 1
+    assert len({limiter.store.loops[loop].manager for limiter in limiters}) == 1
     assert limiters[0].stats().trips <= 2, "those who request at the same time travel together"
     await limiters[0].aclose()
     assert (await limiters[1].try_acquire("other")).allowed, "the others go on"
@@ -164,14 +148,14 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
 async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Server) -> None:
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url, on_store_error="deny")
     asked = asyncio.create_task(limiter.try_acquire("k"))
-    gate: Any = limiter._backend
-    synchroniser = gate.gate().synchroniser
-    while not synchroniser.manager.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
+    backend: Any = limiter._backend
+    manager = backend.leases().manager
+    while not manager.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
         await asyncio.sleep(0)
-    await synchroniser.stop()
-    assert not synchroniser.manager.busy
+    await manager.stop()
+    assert not manager.busy
     assert (await asyncio.wait_for(asked, PATIENCE)).degraded, "it is answered, by the policy"
-    assert not any(lease.in_flight for lease in gate.gate().limiter.leases.values())
+    assert not any(lease.in_flight for lease in backend.leases().leases.values())
     await limiter.aclose()
 
 

@@ -34,17 +34,17 @@ class Pair:
         self.seq += 1
         return self.lease.report(self.now, self.seq, "me", self.params, self.profile, TRIP, op, needs)
 
-    def ask(self, ask: LeaseRequest) -> LeaseReply:
+    def send(self, request: LeaseRequest) -> LeaseReply:
         return self.ledger.sync(self.now // 1000, self.params, self.profile, request)
 
-    def accept(self, ask: LeaseRequest, reply: LeaseReply) -> bool:
+    def accept(self, request: LeaseRequest, reply: LeaseReply) -> bool:
         return self.lease.accept(self.now, reply, request, self.params, self.profile, TRIP)
 
     def trip(
         self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None
     ) -> LeaseReply:
         request = self.report(op, needs, demand)
-        reply = self.ask(request)
+        reply = self.send(request)
         self.accept(request, reply)
         return reply
 
@@ -95,7 +95,7 @@ def test_who_waits_is_decided_there_and_everything_goes_back_first() -> None:
 def test_a_lost_reply_costs_nothing() -> None:
     pair = leased()
     request = pair.report(demand=400.0)
-    reply = pair.ask(request)
+    reply = pair.send(request)
     assert reply.lease > 0
     pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=400.0)
@@ -120,7 +120,7 @@ def test_an_old_report_changes_nothing() -> None:
     pair.lease.lose_reply(pair.now, old)
     pair.trip(demand=50.0)
     before = (pair.ledger.free, pair.ledger.out)
-    assert pair.ask(old).status == STALE
+    assert pair.send(old).status == STALE
     assert (pair.ledger.free, pair.ledger.out) == before
 
 
@@ -137,7 +137,7 @@ def test_a_lease_is_never_cut_short() -> None:
     assert pair.held == 1
     pair.now += SECOND
     request = pair.report(demand=100.0)
-    pair.ask(request)
+    pair.send(request)
     pair.lease.lose_reply(pair.now, request)
     assert pair.held == 1
     assert next(iter(pair.ledger.nodes.values())).exp * 1000 > pair.lease.expires
@@ -160,7 +160,7 @@ def test_what_came_too_late_to_be_spent_goes_back() -> None:
     pair.trip(needs=((3, 1),))
     request = pair.report(demand=50.0)
     pair.now += 400 * MILLISECOND
-    reply = pair.ask(request)
+    reply = pair.send(request)
     pair.now += 300 * MILLISECOND
     pair.accept(request, reply)
     lease = pair.lease
@@ -182,7 +182,7 @@ def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
     pair.ledger = Ledger()  # its data was lost
     request = pair.report(demand=100.0)
     assert request.held > 0
-    reply = pair.ask(request)
+    reply = pair.send(request)
     assert reply.status == VOID
     assert not pair.accept(request, reply)
     assert pair.held == 0 and pair.lease.expires == 0
@@ -196,7 +196,7 @@ def test_lost_data_does_not_fill_the_bucket() -> None:
     pair.trip(demand=100.0)
     assert pair.free == 0 and pair.ledger.lost, "a lease older than the key proves that there was one before"
     newcomer = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 0, 0, 0, 6_000_000)
-    assert pair.ask(newcomer).before < pair.params.cost
+    assert pair.send(newcomer).before < pair.params.cost
 
 
 def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
@@ -214,7 +214,7 @@ def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
     pair = Pair("100/hour")
     pair.lease.debt = 30
     request = pair.report(demand=0.0)
-    pair.ask(request)
+    pair.send(request)
     pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70 and pair.lease.debt == 0
@@ -232,7 +232,7 @@ def test_a_refund_is_told_once_at_most() -> None:
     pair.trip(needs=((50, 1),), demand=0.0)
     pair.lease.refund = 20
     request = pair.report(demand=0.0)
-    pair.ask(request)
+    pair.send(request)
     pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 70
@@ -248,7 +248,7 @@ def test_a_refund_never_goes_above_the_capacity() -> None:
 def test_reset_fills_up_to_what_others_hold() -> None:
     pair = leased()
     others = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
-    there = pair.ask(others).lease
+    there = pair.send(others).lease
     pair.spend(pair.held)
     pair.trip("reset")
     assert there and pair.free == 100 - there
@@ -280,7 +280,7 @@ def test_a_refusal_is_no_shorter_for_a_long_trip() -> None:
         pair = Pair(quota)
         request = pair.report(needs=((10, 1),), demand=demand)
         pair.now += MILLISECOND
-        reply = pair.ask(request)
+        reply = pair.send(request)
         pair.now += 90 * MILLISECOND
         pair.accept(request, reply)
         assert reply.wait > 0 and pair.lease.deny_until >= pair.now + reply.wait * 1000
@@ -385,7 +385,7 @@ def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
     pair = Pair("100/hour")
     pair.lease.debt = 5
     lost = pair.report(demand=0.0)
-    pair.ask(lost)
+    pair.send(lost)
     pair.lease.lose_reply(pair.now, lost)
     pair.lease.debt += 2
     pair.lease.forgive_debt()
@@ -399,7 +399,7 @@ def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
     pair.lease.debt = 5
     request = pair.report(demand=0.0)
     pair.lease.forgive_debt()
-    pair.accept(request, pair.ask(request))
+    pair.accept(request, pair.send(request))
     assert pair.lease.debt == 0
     pair.lease.debt = 3
     pair.lease.forgive_debt()
@@ -409,7 +409,7 @@ def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
 def other(pair: Pair, seq: int, **more: Any) -> LeaseReply:
     """What somebody else is told."""
     request = LeaseRequest("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
-    reply = pair.ask(request)
+    reply = pair.send(request)
     check_ledger(pair.ledger)
     return reply
 

@@ -29,8 +29,9 @@ from headgate.hybrid.protocol import PROFILES
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.hybrid.test_outages import Held, looked_around
+from tests.hybrid.test_outages import looked_around
 from tests.support.clocks import WatchedClock, until
+from tests.support.hybrid_stores import ForbiddenStore, HeldStore
 from tests.support.servers import Server
 
 KINDS = ["token_bucket", "gcra", "fixed_window", "sliding_window_counter"]
@@ -149,7 +150,7 @@ def test_a_refund_just_before_the_end(redis_server: Server) -> None:
     node = limiter._backend.manager
     with node.lock:  # nobody drives
         limiter.refund("k", 10)
-        limiter._backend.limiter.release_all()
+        limiter._backend.release_all()
     limiter.close()
     with HybridLimiter(SLOW, store=redis_server.patient_url) as other:
         assert other.peek("k", 0).remaining == 80
@@ -194,7 +195,7 @@ def test_guards(redis_server: Server) -> None:
         ({"quota": ["5/s", "10/m"]}, "one quota"),
         ({"quota": "5/s burst 10", "algorithm": "fixed_window"}, "no burst"),
         ({"store": "memory://"}, "use Limiter"),
-        ({"store": MemoryStore()}, "needs a Redis"),
+        ({"store": MemoryStore()}, "needs a store that keeps leases: .*; got MemoryStore"),
         ({"store": None}, r"URL that starts with one of redis://, .*, or a RedisStore; got NoneType"),
         ({"store": "http://x"}, "unknown store 'http://': .* one of redis://"),
         ({"accuracy": "perfect"}, "high, medium, low"),
@@ -211,20 +212,9 @@ def test_what_it_does_not_serve(arguments: dict[str, Any], message: str) -> None
     assert issubclass(InvalidQuota, ValueError)
 
 
-class Tripwire(RedisStore):
-    """A store whose network can be taken away."""
-
-    cut = False
-
-    def threads(self) -> Any:
-        if self.cut:
-            raise AssertionError("somebody asked Redis")
-        return super().threads()
-
-
 def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    store = Tripwire(redis_server.url, clock=clock)
+    store = ForbiddenStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("1000000/second", store=store)
 
     def spent_without_network() -> bool:
@@ -237,13 +227,13 @@ def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.M
             before = limiter.stats()
             if before.held < 100:
                 return False  # it holds nothing yet, or has just given it back
-            store.cut = True
+            store.forbidden = True
             with monkeypatch.context() as broken:
                 broken.setattr("socket.socket.send", None)
                 broken.setattr("threading.Event.set", None)
                 assert all([limiter.try_acquire("k").allowed for _ in range(before.held)])
             after = limiter.stats()
-            store.cut = False
+            store.forbidden = False
         assert (after.remote, after.trips) == (before.remote, before.trips)
         assert after.local - before.local == before.held
         return True
@@ -345,7 +335,7 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
 
 def test_accuracy_in_capitals_as_the_documents_write_it(redis_server: Server) -> None:
     with HybridLimiter("5/day", store=redis_server.patient_url, accuracy="LOW") as limiter:  # type: ignore[arg-type]
-        assert limiter._backend.limiter.profile is PROFILES["low"]
+        assert limiter._backend.profile is PROFILES["low"]
         assert "redis://" in repr(limiter) and "HybridStore" not in repr(limiter)
 
 
@@ -414,12 +404,12 @@ def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> N
     used, unused = (HybridLimiter("1000/day", store=redis_server.url, name=name) for name in ("a", "b"))
     assert used.try_acquire("k")
     limiters = [used, unused]
-    names = [limiter._backend.limiter.node_id for limiter in limiters]
+    names = [limiter._backend.node_id for limiter in limiters]
     for _ in range(2):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(write, " ".join(limiter._backend.limiter.node_id for limiter in limiters).encode())
+            os.write(write, " ".join(limiter._backend.node_id for limiter in limiters).encode())
             os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
@@ -440,7 +430,7 @@ def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: p
             held = limiter.stats().held
             if held >= 5:
                 monkeypatch.setattr(drivers, "suspended_time", lambda: slept)
-                lease = limiter._backend.limiter.leases["k"]
+                lease = limiter._backend.leases["k"]
     until(lambda: lease.expires == 0 or lease.lid == 0 or limiter.stats().burned)
     assert limiter.try_acquire("k").allowed, "with a new lease"
     limiter.close()
@@ -466,7 +456,7 @@ def test_idle_keys_are_forgotten(redis_server: Server) -> None:
 
     until(forgotten)
     assert seconds > 20, "a spare is kept for that long"
-    assert "busy" in limiter._backend.limiter.leases
+    assert "busy" in limiter._backend.leases
     assert sum(out(redis_server, f"k{number}") for number in range(20)) == 0
     limiter.close()
     store.close()
@@ -483,14 +473,14 @@ def test_no_more_local_keys_than_allowed(redis_server: Server) -> None:
 
 
 def test_many_keys_travel_together(redis_server: Server) -> None:
-    store = Held(redis_server.url, clock=ManualClock())
-    store.gate = threading.Event()
+    store = HeldStore(redis_server.url, clock=ManualClock())
+    store.released = threading.Event()
     limiter = HybridLimiter("1000/second", store=store)
     threads = [threading.Thread(target=limiter.try_acquire, args=(f"k{number}",)) for number in range(60)]
     for thread in threads:
         thread.start()
     until(lambda: limiter.stats().remote == 60)
-    store.gate.set()
+    store.released.set()
     for thread in threads:
         thread.join()
     stats = limiter.stats()
@@ -544,7 +534,7 @@ def test_waiting_for_retry_after_is_enough(kind: str, redis_server: Server) -> N
 
 
 def test_optimistic_about_keys_never_seen(redis_server: Server) -> None:
-    store = Tripwire(redis_server.url)
+    store = ForbiddenStore(redis_server.url)
     limiter = HybridLimiter("3/day", store=store, cold="optimistic")
     first = limiter.try_acquire("k")
     assert first.allowed and first.remaining == 2

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import redis
 
 from headgate import AsyncHybridLimiter, HybridLimiter, Quota, StoreUnavailable
-from headgate.hybrid.fallback_policy import FallbackPolicy
+from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
 from headgate.hybrid.lease import SECOND, Lease
-from headgate.hybrid.outage import Outage
 from headgate.rule import OnStoreError
-from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.clocks import PATIENCE, WatchedClock, until
+from tests.support.hybrid_stores import CutStore, HeldStore
 from tests.support.servers import Server
-
-
-class Cut(RedisStore):
-    """A store whose network can be cut and mended; what is cut fails at once."""
-
-    cut = False
-    asked = 0
-
-    def threads(self) -> Any:
-        link, store = super().threads(), self
-
-        class Wire:
-            timeout = link.timeout
-
-            def ask(self, script: Any, call: Any) -> Any:
-                store.asked += 1
-                if store.cut:
-                    raise redis.ConnectionError("cut")
-                return link.ask(script, call)
-
-        return Wire()
 
 
 @pytest.fixture
@@ -50,8 +27,8 @@ def clock() -> WatchedClock:
 
 
 @pytest.fixture
-def store(redis_server: Server, clock: WatchedClock) -> Iterator[Cut]:
-    store = Cut(redis_server.url, clock=clock)
+def store(redis_server: Server, clock: WatchedClock) -> Iterator[CutStore]:
+    store = CutStore(redis_server.url, clock=clock)
     yield store
     store.close()
 
@@ -83,7 +60,7 @@ def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
     return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
 
 
-def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: WatchedClock) -> None:
+def test_a_lease_outlives_the_connection_and_then_ends(store: CutStore, clock: WatchedClock) -> None:
     limiter = HybridLimiter("1000/second", store=store, on_store_error="deny")
     warm(limiter, clock, 20)
     store.cut = True
@@ -99,7 +76,7 @@ def test_a_lease_outlives_the_connection_and_then_ends(store: Cut, clock: Watche
     limiter.close()
 
 
-def test_deny(store: Cut) -> None:
+def test_deny(store: CutStore) -> None:
     limiter = HybridLimiter("10/second", store=store, on_store_error="deny")
     store.cut = True
     answers = [limiter.try_acquire("k") for _ in range(5)]
@@ -108,7 +85,7 @@ def test_deny(store: Cut) -> None:
     limiter.close()
 
 
-def test_allow_and_charge_it_afterwards(store: Cut, clock: WatchedClock) -> None:
+def test_allow_and_charge_it_afterwards(store: CutStore, clock: WatchedClock) -> None:
     limiter = HybridLimiter("100/day", store=store, on_store_error="allow")
     store.cut = True
     answers = [limiter.try_acquire("k") for _ in range(60)]
@@ -120,7 +97,7 @@ def test_allow_and_charge_it_afterwards(store: Cut, clock: WatchedClock) -> None
     limiter.close()
 
 
-def test_raise(store: Cut) -> None:
+def test_raise(store: CutStore) -> None:
     limiter = HybridLimiter("10/second", store=store, on_store_error="raise")
     store.cut = True
     for _ in range(3):
@@ -129,7 +106,7 @@ def test_raise(store: Cut) -> None:
     limiter.close()
 
 
-def test_raise_is_for_refunds_too(store: Cut) -> None:
+def test_raise_is_for_refunds_too(store: CutStore) -> None:
     limiter = HybridLimiter("10/day", store=store, on_store_error="raise")
     assert limiter.try_acquire("k", 5)
     store.cut = True
@@ -140,7 +117,9 @@ def test_raise_is_for_refunds_too(store: Cut) -> None:
     limiter.close()
 
 
-def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store: Cut, clock: WatchedClock) -> None:
+def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(
+    store: CutStore, clock: WatchedClock
+) -> None:
     store.cut = True
     limiter = HybridLimiter("10/minute burst 50", store=store, on_store_error="local")
     answers = [limiter.try_acquire("k") for _ in range(80)]
@@ -157,10 +136,10 @@ def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(store
     limiter.close()
 
 
-def test_local_is_a_share_that_starts_empty(store: Cut, clock: WatchedClock) -> None:
+def test_local_is_a_share_that_starts_empty(store: CutStore, clock: WatchedClock) -> None:
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
-    limiter._backend.limiter.leases["k"].nodes = 5  # as if four others had been seen
+    limiter._backend.leases["k"].nodes = 5  # as if four others had been seen
     store.cut = True
     clock.advance(0.2)
     assert not any([limiter.try_acquire("k") for _ in range(20)]), "it starts empty"
@@ -174,7 +153,7 @@ def test_local_is_a_share_that_starts_empty(store: Cut, clock: WatchedClock) -> 
     limiter.close()
 
 
-def test_an_outage_costs_no_time(store: Cut) -> None:
+def test_an_outage_costs_no_time(store: CutStore) -> None:
     limiter = HybridLimiter("10/second", store=store)
     store.cut = True
     limiter.try_acquire("k0")
@@ -264,7 +243,7 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("owed", [0, 7])
 def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
-    owed: int, store: Cut, clock: WatchedClock, caplog: pytest.LogCaptureFixture
+    owed: int, store: CutStore, clock: WatchedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = HybridLimiter("100/day", store=store, name=f"gone owing {owed}", on_store_error="allow")
     store.cut = True
@@ -276,7 +255,7 @@ def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
     def given_up() -> bool:
         clock.advance(1.0)
         with node.lock:  # or it may not be in the log yet
-            return not node.leaving
+            return not node.releases
 
     until(given_up)
     told = [record.getMessage() for record in caplog.records if "'gone owing" in record.getMessage()]
@@ -323,42 +302,26 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
 def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
-    outage = FallbackPolicy("local", "default", Quota(capacity, 1.0))
-    outage.alone = False
+    health = BackendHealth(random.Random(1), partitioned=False)
+    health.never_answered = False
+    policy = FallbackPolicy("local", "default", Quota(capacity, 1.0), health)
     lease = Lease("k", 0, 0)
     lease.nodes = nodes
-    assert sum(outage.take(lease, 1, SECOND).allowed for _ in range(20)) == first
+    assert sum(policy.take(lease, 1, SECOND).allowed for _ in range(20)) == first
     assert lease.debt == first
     later = SECOND + nodes * SECOND // capacity + 1
-    assert outage.take(lease, 1, later).allowed, "and then its share of the rate"
-
-
-class Held(RedisStore):
-    """A store whose answers wait for `gate`."""
-
-    gate: threading.Event
-
-    def threads(self) -> Any:
-        link, gate = super().threads(), self.gate
-
-        class Wire:
-            def ask(self, script: Any, call: Any) -> Any:
-                reply = link.ask(script, call)
-                assert gate.wait(50)
-                return reply
-
-        return Wire()
+    assert policy.take(lease, 1, later).allowed, "and then its share of the rate"
 
 
 def test_a_caller_with_a_deadline(redis_server: Server) -> None:
-    store = Held(redis_server.url, clock=ManualClock())
-    store.gate = threading.Event()
+    store = HeldStore(redis_server.url, clock=ManualClock())
+    store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, on_store_error="deny")
     hurried = limiter.within(0.05)
     late = hurried.try_acquire("k", 10)
     assert not late and late.degraded
     assert hurried.peek("k").degraded
-    store.gate.set()
+    store.released.set()
     until(lambda: limiter.try_acquire("k", 10).allowed)  # what was taken for nobody came back
     assert not hurried.try_acquire("k").degraded, "known here, so nobody waits"
     assert limiter.health().healthy
@@ -378,38 +341,36 @@ class Jumps(ManualClock):
 
 def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server) -> None:
     clock = Jumps()
-    store = Held(redis_server.patient_url, clock=clock)
-    store.gate = threading.Event()
-    store.gate.set()
+    store = HeldStore(redis_server.patient_url, clock=clock)
+    store.released = threading.Event()
+    store.released.set()
     limiter = HybridLimiter("1000/day", store=store, on_store_error="deny")
     warm(limiter, clock, 5)
     until(lambda: not limiter._backend.manager.busy)
-    store.gate.clear()
+    store.released.clear()
     with limiter._backend.manager.lock:
-        limiter._backend.limiter.leases["k"].expires = limiter._backend.now() + 5 * SECOND
+        limiter._backend.leases["k"].expires = limiter._backend.read_clock() + 5 * SECOND
         clock.step = 4.0
     answers: list[bool] = []
-    request = threading.Thread(
-        target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True
-    )
-    request.start()
-    request.join(PATIENCE / 2)
+    call = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)
+    call.start()
+    call.join(PATIENCE / 2)
     clock.step = 0.0
     assert answers, "it waits for Redis"
-    store.gate.set()
+    store.released.set()
     limiter.close()
     store.close()
 
 
 def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> None:
-    store = Held(redis_server.patient_url)
-    store.gate = threading.Event()
+    store = HeldStore(redis_server.patient_url)
+    store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, cold="optimistic", on_store_error="deny")
     made = limiter.within(0.05).try_acquire("k")
     assert made.allowed and not made.degraded
     late = limiter.within(0.05).try_acquire("k")
     assert not late.allowed and late.degraded
-    store.gate.set()
+    store.released.set()
     limiter.close()
     store.close()
 

@@ -9,7 +9,7 @@ import pytest
 from headgate import HybridLimiter
 from headgate.hybrid.lease import MILLISECOND
 from headgate.testing import ManualClock
-from tests.support.hybrid_alone import Alone
+from tests.support.hybrid_sole_process import SoleProcess
 from tests.support.servers import Server
 
 START = 1_699_920_000.0
@@ -56,19 +56,19 @@ def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, a
     waits = 0
     for number, quota in enumerate(MIXED[kind] * 3):
         dice = random.Random(f"{kind} {accuracy} {number}")
-        alone = Alone(quota, kind, accuracy, 1_700_000_000 + dice.randrange(100), stalls)
-        capacity = alone.rule.capacity
-        permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
+        process = SoleProcess(quota, kind, accuracy, 1_700_000_000 + dice.randrange(100), stalls)
+        capacity = process.rule.capacity
+        permit = process.rule.quotas[0].period / process.rule.quotas[0].limit
         for _ in range(150):
-            alone.sleep(dice.choice([0, 0, permit * dice.random(), 3 * permit * dice.random(), 0.001]))
+            process.sleep(dice.choice([0, 0, permit * dice.random(), 3 * permit * dice.random(), 0.001]))
             permits = dice.choice([1, 1, 1, min(2, capacity), min(3, capacity), capacity])
-            made = alone.take(permits)
+            made = process.take(permits)
             if made or dice.random() < 0.4:
                 continue
             assert made.reset_after >= made.retry_after > 0
             waits += 1
-            alone.sleep(made.retry_after)
-            again = alone.take(permits)
+            process.sleep(made.retry_after)
+            again = process.take(permits)
             assert again, f"{permits} of {quota}: told {made.retry_after}, and then {again.retry_after}"
     assert waits > 50
 
@@ -85,78 +85,78 @@ def test_nothing_is_leased_that_would_count_in_the_window_of_who_was_told_to_wai
     quota: str, way: int, before: list[tuple[float, int, int]], permits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or that will have run out by then. *before*: (sleep, permits, times)."""
-    alone = Alone(quota, "sliding_window_counter", start=1_700_000_000)
-    monkeypatch.setattr(alone, "way", lambda: way * MILLISECOND)
+    process = SoleProcess(quota, "sliding_window_counter", start=1_700_000_000)
+    monkeypatch.setattr(process, "way", lambda: way * MILLISECOND)
     for seconds, several, times in before:
-        alone.sleep(seconds)
+        process.sleep(seconds)
         for _ in range(times):
-            alone.take(several)
-    made = alone.take(permits)
+            process.take(several)
+    made = process.take(permits)
     assert not made
-    alone.sleep(made.retry_after)
-    assert alone.take(permits)
+    process.sleep(made.retry_after)
+    assert process.take(permits)
 
 
 def test_what_is_held_of_a_window_may_have_run_out_when_somebody_comes_for_it() -> None:
     """It was told to come when the window is over, and no slow report moves that."""
-    alone = Alone("5/second", "fixed_window", "low", 1_700_000_009, stalls=True, seed=1026)
+    process = SoleProcess("5/second", "fixed_window", "low", 1_700_000_009, stalls=True, seed=1026)
     steps = [(0.2, 1), (0.1, 5), (0.7, 5), (0.1, 1), (1.0, 1), (0.7, 1), (0.2, 5), (0.8, 1), (0.2, 1), (0.39, 1)]
     for seconds, permits in steps:
-        alone.sleep(seconds)
-        made = alone.take(permits)
+        process.sleep(seconds)
+        made = process.take(permits)
     assert not made
-    alone.sleep(made.retry_after)
-    assert alone.take()
+    process.sleep(made.retry_after)
+    assert process.take()
 
 
 def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """So nobody who requests for several is refused here while a report is under way: it waits for the reply."""
-    alone = Alone("5/second", "sliding_window_counter", start=1_700_000_000)
-    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
-    while alone.take():
+    process = SoleProcess("5/second", "sliding_window_counter", start=1_700_000_000)
+    monkeypatch.setattr(process, "way", lambda: MILLISECOND)
+    while process.take():
         pass
-    here = alone.limiter.try_acquire
+    here = process.limiter.try_acquire
     assert here("k", 2) is not None, "it is refused here"
-    while not alone.lease.in_flight:
-        alone.sleep(0.001)
-        alone.lease.deny_until = max(alone.lease.deny_until, alone.now + MILLISECOND)
+    while not process.lease.in_flight:
+        process.sleep(0.001)
+        process.lease.deny_until = max(process.lease.deny_until, process.now + MILLISECOND)
     assert here("k", 2) is None
 
 
 def test_what_a_report_under_way_tells_of_leaves_no_room_to_refill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it arrives: who requests for all of a bucket meanwhile waits for it, or is told to wait for long enough."""
-    alone = Alone("5/second")
-    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
+    process = SoleProcess("5/second")
+    monkeypatch.setattr(process, "way", lambda: MILLISECOND)
     for _ in range(60):
-        alone.take()
-        alone.sleep(0.05)
-    alone.sleep(0.45)
-    held = alone.lease.balance // alone.limiter.params.cost
-    assert held > 1 and alone.take(held)
-    monkeypatch.setattr(alone, "way", lambda: 440 * MILLISECOND)
-    while not alone.lease.in_flight:
-        alone.sleep(0.001)
-    made = alone.take(5)
-    monkeypatch.setattr(alone, "way", lambda: MILLISECOND)
-    alone.sleep(made.retry_after)
-    assert made or alone.take(5)
+        process.take()
+        process.sleep(0.05)
+    process.sleep(0.45)
+    held = process.lease.balance // process.limiter.params.cost
+    assert held > 1 and process.take(held)
+    monkeypatch.setattr(process, "way", lambda: 440 * MILLISECOND)
+    while not process.lease.in_flight:
+        process.sleep(0.001)
+    made = process.take(5)
+    monkeypatch.setattr(process, "way", lambda: MILLISECOND)
+    process.sleep(made.retry_after)
+    assert made or process.take(5)
 
 
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("quota", ["3/second burst 30", "100/second", "1000/second"])
 def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(quota: str, accuracy: str) -> None:
     """Nobody else can have what comes in: it is fetched when it is there, five times a second at most."""
-    alone = Alone(quota, accuracy=accuracy)
-    permit = alone.rule.quotas[0].period / alone.rule.quotas[0].limit
-    while alone.take():
+    process = SoleProcess(quota, accuracy=accuracy)
+    permit = process.rule.quotas[0].period / process.rule.quotas[0].limit
+    while process.take():
         pass
-    start, trips, admitted = alone.now, alone.trips, 0
-    while alone.now < start + 20_000_000_000:
-        made = alone.take()
+    start, trips, admitted = process.now, process.trips, 0
+    while process.now < start + 20_000_000_000:
+        made = process.take()
         admitted += made.allowed
         assert made.retry_after <= max(permit, 0.2) + 0.03, "a permit or a fifth of a second, and a trip and two ticks"
-        alone.sleep(permit / 3)
-    assert alone.trips - trips <= 120
+        process.sleep(permit / 3)
+    assert process.trips - trips <= 120
     assert admitted >= 0.98 * 20 / permit - 1
 
 

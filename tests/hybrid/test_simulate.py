@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from headgate.hybrid import simulate as simulation
 from headgate.hybrid.fallback_policy import LAST_RETRY
 from headgate.hybrid.lease import SECOND
 from headgate.quota import Quota
-from headgate.simulate import Scenario, main, naive, simulate
+from headgate.simulate import Scenario, naive, simulate
+from headgate.simulate import __main__ as simulation
+from headgate.simulate.__main__ import main
 
 SHORT = Scenario(quota="2000/second", nodes=20, seconds=4)
 

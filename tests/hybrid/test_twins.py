@@ -11,6 +11,7 @@ from headgate.hybrid import script
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import PROFILES, LeaseReply, LeaseRequest, quota_params
 from headgate.rule import Rule
+from headgate.stores.base import LeaseCall
 from headgate.stores.redis import RedisStore
 from tests.support.hybrid_exact import check_ledger
 from tests.support.servers import Server
@@ -24,7 +25,7 @@ QUOTAS = {
 NUMBERS = ["at", "out", "demand", "exp", "born"]
 
 
-def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> LeaseRequest:
+def some_request(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> LeaseRequest:
     """Anything that a process might say, and some that none would."""
     node = dice.choice(["a", "b", "c", "d"])
     seqs[node] = seqs.get(node, 0) + dice.choice([1, 1, 1, 1, 0, 3])
@@ -53,7 +54,7 @@ def some_ask(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], li
 
 def check_fields(server: Server, key: str, ledger: Ledger) -> None:
     kept = server.client().hgetall(key)
-    assert ledger.params and kept["params"] == ledger.params.text
+    assert ledger.params and kept["law"] == ledger.params.text
     for name in NUMBERS:
         assert float(kept[name]) == getattr(ledger, name), name
     assert int(kept["nodes"]) == len(ledger.nodes)
@@ -82,13 +83,13 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
         lids: dict[str, int] = {}
         for step in range(60):
             now += dice.choice([0, 7, 1_500, 200_000, 1_000_000, 6_500_000, -3_000, -2_000_000, -40_000_000])
-            law_now = other if dice.random() < 0.05 else params
-            request, profile = some_ask(dice, seqs, lids, law_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
-            ours = ledger.sync(now, law_now, profile, request)
+            params_now = other if dice.random() < 0.05 else params
+            request, profile = some_request(dice, seqs, lids, params_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
+            ours = ledger.sync(now, params_now, profile, request)
             [theirs] = script.replies(
-                store.threads().ask(script.SYNC, script.call([(key, law_now, profile, request)], now))
+                store.threads().ask(script.SYNC, script.call([LeaseCall(key, params_now, profile, request)], now))
             )
-            assert theirs == ours, f"step {step}: {ask}"
+            assert theirs == ours, f"step {step}: {request}"
             if ours.lid:
                 lids[request.node] = ours.lid
             check_ledger(ledger)
@@ -99,8 +100,8 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
 def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
-    requests = [(f"rate_limiter:{{{i}}}", params, profile, _need(i + 1)) for i in range(20)]
-    found = _ask(store, requests, START)
+    requests = [LeaseCall(f"rate_limiter:{{{i}}}", params, profile, _need(i + 1)) for i in range(20)]
+    found = _send(store, requests, START)
     assert [_reply(reply).free // params.cost for reply in found] == [
         max(10 - (i + 1), 0) if i < 10 else 10 for i in range(20)
     ]
@@ -111,8 +112,8 @@ def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> 
     store = RedisStore(redis_server.url)
     redis_server.client().set("rate_limiter:{b}", "text")
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
-    first, second, third = _ask(
-        store, [(f"rate_limiter:{{{name}}}", params, profile, _need(1)) for name in "abc"], None
+    first, second, third = _send(
+        store, [LeaseCall(f"rate_limiter:{{{name}}}", params, profile, _need(1)) for name in "abc"], None
     )
     assert isinstance(second, str) and "WRONGTYPE" in second
     assert _reply(first).before == _reply(third).before == params.room
@@ -122,7 +123,7 @@ def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> 
 def test_the_servers_own_clock(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
-    [reply] = _ask(store, [("rate_limiter:{a}", params, profile, _need(10))], None)
+    [reply] = _send(store, [LeaseCall("rate_limiter:{a}", params, profile, _need(10))], None)
     seconds, micro = redis_server.client().time()
     assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lid < 60_000_000
     assert _reply(reply).wait <= 360_000_000
@@ -134,7 +135,9 @@ def test_the_servers_own_clock(redis_server: Server) -> None:
 def test_peek_writes_nothing(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
-    [reply] = _ask(store, [("rate_limiter:{a}", params, profile, _need(1)._replace(op="peek", needs=()))], None)
+    [reply] = _send(
+        store, [LeaseCall("rate_limiter:{a}", params, profile, _need(1)._replace(op="peek", needs=()))], None
+    )
     assert _reply(reply).free == params.room
     assert redis_server.names() == []
     store.close()
@@ -148,7 +151,7 @@ def _need(permits: int) -> LeaseRequest:
     return LeaseRequest("sync", "me", 0, 1, 0, 0, 0, 0, 0, ((1, permits),), 0, 0, 0, 6_000_000)
 
 
-def _ask(store: RedisStore, requests: Any, now: int | None) -> list[LeaseReply | str]:
+def _send(store: RedisStore, requests: Any, now: int | None) -> list[LeaseReply | str]:
     return script.replies(store.threads().ask(script.SYNC, script.call(requests, now)))
 
 
@@ -161,12 +164,12 @@ def test_a_clock_that_steps_back_under_thousands_of_processes(redis_server: Serv
     """All their records change at once: more than Lua hands to one call."""
     store, key, many = RedisStore(redis_server.patient_url), "rate_limiter:{many}", 6000
     params, profile = quota_params(Rule("1000/hour")), PROFILES["high"]
-    [first] = _ask(store, [(key, params, profile, _need(1))], START)
+    [first] = _send(store, [LeaseCall(key, params, profile, _need(1))], START)
     assert _reply(first).nodes == 1
     client = redis_server.client()
     record = next(value for name, value in client.hgetall(key).items() if name.startswith("n:"))
     client.hset(key, mapping={f"n:{number:016x}": record for number in range(many)} | {"nodes": many + 1})
-    [reply] = _ask(store, [(key, params, profile, _need(1)._replace(node="late"))], START - 5_000_000)
+    [reply] = _send(store, [LeaseCall(key, params, profile, _need(1)._replace(node="late"))], START - 5_000_000)
     assert _reply(reply).nodes == many + 2
     lives = [int(value.split(":")[3]) for name, value in client.hgetall(key).items() if name.startswith("n:")]
     assert len(lives) == many + 2 and max(lives) <= START - 5_000_000 + 30_000_000

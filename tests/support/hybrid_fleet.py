@@ -46,14 +46,14 @@ class Process:
         return int((true - START) * 1000 * (1 + self.drift))
 
 
-class Request(NamedTuple):
+class SentRequest(NamedTuple):
     process: Process
-    ask: LeaseRequest
+    request: LeaseRequest
 
 
 class Answer(NamedTuple):
     process: Process
-    ask: LeaseRequest
+    request: LeaseRequest
     reply: LeaseReply
     at: int
 
@@ -69,7 +69,7 @@ class Fleet:
         self.true, self.behind = START, 0
         self.processes = [Process(f"p{i}", drift / 10_000) for i, drift in enumerate(drifts)]
         self.born = len(drifts)
-        self.requests: list[Request] = []
+        self.requests: list[SentRequest] = []
         self.answers: list[Answer] = []
         self.admitted: list[tuple[int, int]] = []
 
@@ -100,7 +100,7 @@ class Fleet:
         request = process.latest = lease.report(
             now, process.seq, process.name, self.params, self.profile, TRIP, op, able
         )
-        self.requests.append(Request(process, request))
+        self.requests.append(SentRequest(process, request))
 
     def arrive(self, which: int, again: bool = False) -> None:
         """A report reaches the ledger, perhaps to come again."""

@@ -136,9 +136,9 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
 
 def work(order: dict[str, Any]) -> None:
     from headgate import HybridLimiter
-    from headgate.hybrid import gates
+    from headgate.hybrid import drivers
 
-    vars(gates)["RELEASE_TIMEOUT"] = 30.0  # whatever the machine does meanwhile
+    drivers.RELEASE_TIMEOUT = 30.0  # whatever the machine does meanwhile
     limiter = HybridLimiter(
         order["quota"],
         store=order["url"],
@@ -146,7 +146,7 @@ def work(order: dict[str, Any]) -> None:
         accuracy=order.get("accuracy", "high"),
     )
     name, go, stop = Path(order["name"]), Path(order["go"]), Path(order["stop"])
-    name.with_suffix(".new").write_text(limiter._backend.limiter.node_id)
+    name.with_suffix(".new").write_text(limiter._backend.node_id)
     name.with_suffix(".new").rename(name)
     with open(order["log"], "r+b") as file, mmap.mmap(file.fileno(), 0) as record:
         place, room = 0, len(record) // PAIR.size

@@ -21,13 +21,13 @@ from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
 from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
-from headgate.stores.base import Health, LeaseStore, Store, StoreHealth
+from headgate.stores.base import Health, LeaseStore, StoreHealth
 
 
 class HybridStore:
     """A store behind leases. Opened once, by one limiter."""
 
-    def __init__(self, store: Store, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
+    def __init__(self, store: LeaseStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
         profile = PROFILES.get(accuracy.lower()) if isinstance(accuracy, str) else None
         if profile is None:
             raise ValueError(f"accuracy must be one of {', '.join(PROFILES)}, got {accuracy!r:.40}")
@@ -35,9 +35,7 @@ class HybridStore:
             raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ValueError(f"max_local_keys must be a whole number of at least 1, got {max_keys!r:.40}")
-        assert isinstance(store, LeaseStore)
         self.store = store
-        self.lease_store: LeaseStore = store
         self.owned = owned
         self.profile = profile
         self.lease_options: dict[str, Any] = {"max_keys": max_keys, "optimistic": cold == "optimistic"}
@@ -95,7 +93,7 @@ class HybridBackend(LimiterLeases):
     manager: ThreadLeaseManager
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        manager = _thread_manager(store.lease_store)
+        manager = _thread_manager(store.store)
         options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
         super().__init__(manager, rule, store.profile, on_store_error, **options)
         self.clock: Clock = manager.clock
@@ -174,7 +172,7 @@ class EventLoopLeases(LimiterLeases):
     manager: LoopLeaseManager
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        manager = _loop_manager(store.lease_store)
+        manager = _loop_manager(store.store)
         options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
         super().__init__(manager, rule, store.profile, on_store_error, **options)
         self.loop = manager.loop
@@ -212,7 +210,7 @@ class AsyncHybridBackend:
     in_process = False
 
     def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        self.clock: Clock = store.lease_store.clock or SYSTEM_CLOCK
+        self.clock: Clock = store.store.clock or SYSTEM_CLOCK
         self._store = store
         self._rule = rule
         self._policy = on_store_error

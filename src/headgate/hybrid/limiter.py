@@ -19,7 +19,7 @@ from headgate.hybrid.backend import HybridBackend, HybridStore
 from headgate.hybrid.limiter_leases import LimiterLeases
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
-from headgate.stores.base import SCHEMES, LeaseStore, Store, StoreClass, StoreOptions, open_store, scheme_of
+from headgate.stores.base import SCHEMES, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
 
 MAX_KEYS = 100_000
 _NOT_GIVEN = {"options", "return", "max_keys"}
@@ -91,7 +91,7 @@ class _HybridConstructor:
         self,
         quota: Quotas,
         *,
-        store: str | Store = "redis://localhost:6379/0",
+        store: str | LeaseStore = "redis://localhost:6379/0",
         algorithm: AlgorithmName | str = "token_bucket",
         name: str = "default",
         accuracy: Accuracy = "high",
@@ -148,7 +148,7 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
 
 
 def _hybrid_store(
-    store: str | Store, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
+    store: str | LeaseStore, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
 ) -> HybridStore:
     """*store* behind leases, if it can keep them."""
     if isinstance(store, str) and scheme_of(store) == "memory://":

@@ -143,7 +143,7 @@ class LeaseBackend(Protocol):
 
 
 @runtime_checkable
-class LeaseStore(Protocol):
+class LeaseStore(Store, Protocol):
     """A store that `HybridLimiter` can use."""
 
     clock: Clock | None

@@ -1,4 +1,4 @@
-"""One process alone at one key, on a clock of its own: the real node and ledger, a trip that takes its time.
+"""One process process at one key, on a clock of its own: the real node and ledger, a trip that takes its time.
 
 Callers do not wait for a trip that is not theirs: they come and go while it is under way.
 """
@@ -16,7 +16,7 @@ from headgate.hybrid.protocol import PROFILES, LeaseReply
 from headgate.rule import Rule
 
 
-class Alone:
+class SoleProcess:
     """Every 10 ms, and when somebody waits, its driver looks around; trips take up to 4 ms, now more and now less.
 
     *stalls*: on a machine that is too busy, one of eight takes longer, there or back: up to half a second.
@@ -33,14 +33,12 @@ class Alone:
     ) -> None:
         self.now = start * SECOND
         self.rule = Rule(quota, kind)
-        self.manager = LeaseManager(random.Random(1))
-        self.limiter = LimiterLeases(
-            self.manager, self.rule, PROFILES[accuracy], "deny", str, lambda: self.now, lambda *_: None, 1000
-        )
+        self.manager = LeaseManager(lambda: self.now, random.Random(1))
+        self.limiter = LimiterLeases(self.manager, self.rule, PROFILES[accuracy], "deny", max_keys=1000)
         self.ledger = Ledger()
         self.trips = 0
         self._next = self.now  # when something happens next
-        self._errands: list[SyncItem] = []  # under way
+        self._items: list[SyncItem] = []  # under way
         self._replies: list[LeaseReply | str] = []  # and on the way back
         self._stalls = stalls
         self._dice = random.Random(seed)
@@ -77,18 +75,16 @@ class Alone:
         """What happens next: the driver looks around, its report arrives, or the reply is back."""
         self.now = max(self.now, self._next)
         if self._replies:
-            self.manager.deliver(self.now, self._errands, self._replies)
+            self.manager.deliver(self.now, self._items, self._replies)
             self.manager.busy = False
-            self._errands, self._replies = [], []
-        elif self._errands:
+            self._items, self._replies = [], []
+        elif self._items:
             params, profile = self.limiter.params, self.limiter.profile
-            self._replies = [
-                self.ledger.sync(self.now // 1000, params, profile, item.request) for item in self._errands
-            ]
+            self._replies = [self.ledger.sync(self.now // 1000, params, profile, item.request) for item in self._items]
         else:
-            self._errands = self.manager.gather(self.now)
-            self.trips += bool(self._errands)
-        if self._errands:
+            self._items = self.manager.gather(self.now)
+            self.trips += bool(self._items)
+        if self._items:
             self._next = self.now + self.way()
         else:
             self._next = self.now + self._pause()
@@ -100,7 +96,7 @@ class Alone:
             return 1000 * SECOND
         looks = max(int(pause * SECOND), MILLISECOND)
         if not self.manager.waiters and not self.manager.refill_queue and not self.manager.releases:
-            due = min(self.manager.schedule._ticks, default=0) * TICK - self.now
+            due = self.manager.schedule.next_tick() * TICK - self.now
             looks += max(-((looks - due) // TICK), 0) * TICK
         return looks
 
