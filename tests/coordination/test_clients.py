@@ -3,17 +3,21 @@
 import asyncio
 import http.server
 import pickle
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import requests
+import trustme
 
 from headgate.clients import retries
 from headgate.clients.authorize import Origins, header
@@ -328,7 +332,9 @@ def sender(client: str) -> Iterator[Sender]:
     def make(pool: str, authorize: Any = BEARER, **options: Any) -> Callable[..., Any]:
         if client == "requests":
             session = requests.Session()
-            session.mount("http://", PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options))
+            adapter = PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options)
+            session.mount("http://", adapter)
+            session.mount("https://", adapter)
             closes.append(session.close)
             return lambda method, url, timeout=20.0: session.request(method, url, timeout=(20.0, timeout))
         if client == "httpx":
@@ -444,6 +450,52 @@ def test_a_request_that_timed_out_counts_for_longer(sender: Sender, site: Site, 
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
         sender(f"{name}'", retries=Retries(attempts=1))("GET", f"http://127.0.0.1:{free_port()}/")
     assert (other.status().members["a"].ready_in or 0) < 2
+
+
+def speak_no_tls(connection: socket.socket, context: ssl.SSLContext) -> None:
+    connection.recv(1)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def close_in_handshake(connection: socket.socket, context: ssl.SSLContext) -> None:
+    connection.recv(1)
+
+
+def fail_after_the_request(connection: socket.socket, context: ssl.SSLContext) -> None:
+    with context.wrap_socket(connection.dup(), server_side=True) as encrypted:
+        encrypted.recv(65536)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("serve", "waits"), [(speak_no_tls, (0, 2)), (close_in_handshake, (0, 2)), (fail_after_the_request, (15, 31))]
+)
+def test_tls_failure(
+    sender: Sender, serve: Any, waits: tuple[int, int], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a failure of the server or the network. In the handshake nothing was sent that the server could count."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for variable in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.setenv(variable, str(tmp_path / "ca.pem"))
+    pool = Pool(name, quota="1/second", failures=2)
+    pool.add("a")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                serve(connection, context)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with pytest.raises((httpx.TransportError, requests.ConnectionError, ssl.SSLError)):
+            sender(name, retries=Retries(attempts=1))("GET", f"https://127.0.0.1:{listener.getsockname()[1]}/")
+        thread.join()
+    member = pool.status().members["a"]
+    assert member.failures == 1
+    assert waits[0] < (member.ready_in or 0.1) < waits[1]
 
 
 async def test_a_request_that_was_cancelled_counts_for_longer(site: Site, name: str) -> None:

@@ -1,4 +1,4 @@
-"""HTTP clients that take a member of a pool for every request, learn from the answer, and try again where that is safe.
+"""HTTP clients that send every request with a member of a pool, learn from the answer, and retry where that is safe.
 
     client = httpx.Client(transport=PoolTransport(pool, header("Authorization", "Bearer {}")))
 

@@ -3,13 +3,15 @@
     session = requests.Session()
     session.mount("https://api.example.com/", PoolAdapter(pool, header("Authorization", "Bearer {}")))
 
-The member is the request's until the head of the answer has come. Raises `PoolExhausted` when none is free in time.
+The request has the member until the headers of the answer have come. Raises `PoolExhausted` when no member is ready in
+time.
 """
 
 from __future__ import annotations
 
-import time
+import ssl
 from collections.abc import Iterable
+from traceback import walk_tb
 from typing import Any
 
 try:
@@ -19,22 +21,35 @@ try:
 except ImportError as error:
     raise ImportError("headgate.clients.requests needs requests: pip install 'headgate[requests]'") from error
 
-from headgate._plan import run
 from headgate.clients.authorize import Authorize, header
-from headgate.clients.retries import Delivery, Drop, Retries, Send, Take, Wait
+from headgate.clients.retries import PooledSender, Retries
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
-from headgate.coordination.leases import Leased
 from headgate.coordination.pool import Pool
 
 __all__ = ["Feedback", "PoolAdapter", "Retries", "header", "of_response", "of_stranger"]
 
 
-def _may_be_sent(error: requests.RequestException) -> bool:
-    """Whether the other side may have got the request, and count it when it comes to it."""
-    if isinstance(error, requests.ConnectTimeout):
+def _may_be_sent(error: Exception) -> bool:
+    if not isinstance(error, requests.RequestException):
+        return True
+    if isinstance(error, requests.ConnectTimeout) or not _is_failure(error):
         return False
     cause = getattr(error.args[0] if error.args else None, "reason", None)
-    return isinstance(error, requests.ConnectionError | requests.Timeout) and not isinstance(cause, NewConnectionError)
+    return not isinstance(cause, NewConnectionError) and not _is_of_handshake(error)
+
+
+def _is_failure(error: Exception) -> bool:
+    return isinstance(error, requests.ConnectionError | requests.Timeout)
+
+
+def _is_of_handshake(error: BaseException | None) -> bool:
+    """Whether TLS failed before the request was sent. Its errors look the same as later ones, except for where."""
+    handshake = ssl.SSLSocket.do_handshake.__code__
+    while error is not None:
+        if any(frame.f_code is handshake for frame, _ in walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class PoolAdapter(HTTPAdapter):
@@ -42,9 +57,9 @@ class PoolAdapter(HTTPAdapter):
 
     pool       where members come from
     authorize  called with the prepared request and the member before each attempt; see `header`
-    retries    how often and how long to try
-    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to others, to
-               which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+    retries    how often and how long a request is tried
+    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to other
+               servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
     learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
                given `of_response`, or `of_stranger` where members are for all servers
     options    of requests' own adapter (pool_connections, pool_maxsize, ...)
@@ -61,53 +76,29 @@ class PoolAdapter(HTTPAdapter):
         **options: Any,
     ) -> None:
         if not isinstance(pool, Pool):
-            raise TypeError(f"PoolAdapter takes a Pool, got {type(pool).__name__}")
+            raise TypeError(f"pool of PoolAdapter must be of type Pool, got {type(pool).__name__}")
         super().__init__(**options)
         self._members = pool
-        self._delivery = Delivery(authorize, retries, origins, learn)
+        self._sender = PooledSender(
+            authorize, retries, origins, learn, may_be_sent=_may_be_sent, is_failure=_is_failure
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a PoolAdapter cannot be pickled or copied: mount one in each process")
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        if request.url not in self._delivery.origins:
+        if request.url not in self._sender.origins:
             return super().send(request, *args, **kwargs)
+        send = super().send
 
-        def answer(wish: Take | Send | Drop | Wait) -> Any:
-            if isinstance(wish, Take):
-                return self._members.acquire(timeout=wish.timeout)
-            if isinstance(wish, Send):
-                return self._send(request, wish.leased, *args, **kwargs)
-            return wish.response.close() if isinstance(wish, Drop) else time.sleep(wish.seconds)
+        def send_copy(copy: requests.PreparedRequest) -> requests.Response:
+            try:
+                response = send(copy, *args, **kwargs)
+            except requests.RequestException as error:
+                error.request = request  # the copy has the secret, and errors are logged
+                raise
+            response.request = request
+            return response
 
         repeatable = request.body is None or isinstance(request.body, bytes | str)
-        response: requests.Response = run(self._delivery.plan(request.method or "", repeatable), answer)
-        return response
-
-    def _send(
-        self, request: requests.PreparedRequest, lease: Leased, *args: Any, **kwargs: Any
-    ) -> tuple[requests.Response | Exception, Feedback]:
-        response = None
-        try:
-            with lease as leased:
-                leased.excuse()
-                mine = request.copy()  # what follows a redirect takes over the headers of the request as it was
-                self._delivery.authorize(mine, leased.member)
-                leased.unanswered = True
-                try:
-                    response = super().send(mine, *args, **kwargs)
-                    leased.unanswered = False
-                except requests.RequestException as error:
-                    error.request = request  # the copy has the secret, and errors are logged
-                    leased.unanswered = _may_be_sent(error)
-                    if not isinstance(error, requests.ConnectionError | requests.Timeout):
-                        raise
-                    leased.release(failed=True)
-                    return error, Feedback("failure")
-                response.request = request
-                verdict = leased.observe(response, self._delivery.learn)
-        except BaseException:
-            if response is not None:
-                response.close()
-            raise
-        return response, verdict
+        return self._sender.send(self._members, request.method or "", repeatable, request.copy, send_copy)

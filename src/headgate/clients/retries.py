@@ -1,25 +1,31 @@
-"""When to send a request again, and not before when; the loop that all clients share, as a plan.
+"""When a request is sent again, and the loop of attempts that all clients share.
 
-A request that was refused (429, or an answer that retires its member) was not carried out: it goes to another member,
-whatever its method. One that failed (5xx, 408, no answer) may have been carried out, so only methods that may be
-repeated are. Nothing is ever sent earlier than the other side asked: a member that was refused cools down in the pool,
-and a Retry-After of a failure is waited for, whatever was learned from it. Where that takes longer than the time that
-is left, the answer is handed to the caller as it is.
+A request that was refused (429, or an answer that retires its member) was not carried out, so it is sent again with
+another member, whatever its method. A request that failed (5xx, 408, no answer) may have been carried out, so it is
+sent again only if its method may be repeated. No request is sent earlier than the server asked: a member that was
+refused cools down in the pool, and the Retry-After of a failure is waited for, whatever *learn* made of the answer. If
+that takes longer than the time that is left, the caller gets the answer as it is.
 
-Where members are for all servers they are no clients of any: then a refusal is about us, and waited for, too.
+Where members are for all servers, no server knows them as clients of its own. Then a refusal is about this process, and
+its Retry-After is waited for, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from headgate._plan import arun, run
 from headgate.clients.authorize import Authorize, Origins
 from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
+from headgate.coordination.leases import AsyncLeased, Leased
+from headgate.coordination.pool import AsyncPool, Pool
 from headgate.errors import PoolExhausted
 
 DICE = Random()
@@ -28,12 +34,25 @@ FIRST_PAUSE = 0.5  # seconds after a failure that does not say how long; doubled
 LONGEST_PAUSE = 30.0
 
 
+class Closes(Protocol):
+    def close(self) -> object: ...
+
+
+class ClosesAsync(Protocol):
+    def aclose(self) -> Awaitable[object]: ...
+
+
+Request = TypeVar("Request")
+Response = TypeVar("Response", bound=Closes)
+AsyncResponse = TypeVar("AsyncResponse", bound=ClosesAsync)
+
+
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often and how long to try.
+    """How often and how long a request is tried.
 
-    attempts  how many times a request is sent at most
-    timeout   seconds for all of it: waiting for a member, for the other side, and sending again
+    attempts  how many times it is sent at most
+    timeout   seconds for all of it: waiting for a member, for the server, and between attempts
     """
 
     attempts: int = 4
@@ -46,12 +65,12 @@ class Retries:
     def pause(
         self, method: str, status: int | None, feedback: Feedback, number: int, left: float, others: bool = True
     ) -> float | None:
-        """Seconds to wait before the next attempt; None: there is none.
+        """Seconds to wait before the next attempt; None if there is to be none.
 
         status  of the answer; None if there was none
         number  of attempts so far
         left    seconds until the time is over
-        others  whether another member may go where one was refused, who is left alone for as long as was asked
+        others  whether another member may be tried at once after a refusal, as the refused one cools down in the pool
         """
         if number >= self.attempts:
             return None
@@ -65,49 +84,49 @@ class Retries:
         return pause if pause < left else None
 
 
-class Take(NamedTuple):
-    """Take a member of the pool; the answer is the lease."""
+class AcquireMember(NamedTuple):
+    """Acquire a member of the pool; the answer is the lease."""
 
     timeout: float
 
 
-class Send(NamedTuple):
-    """Send the request with this lease; the answer is the response (or what was raised instead) and its feedback."""
+class SendRequest(NamedTuple):
+    """Send the request with this lease; the answer is the response, or the error in its place, and its feedback."""
 
     leased: Any
 
 
-class Drop(NamedTuple):
-    """Close this response: nobody will read it."""
+class CloseResponse(NamedTuple):
+    """Close this response, which the caller will not get."""
 
     response: Any
 
 
-class Wait(NamedTuple):
+class Sleep(NamedTuple):
+    """Sleep for so many seconds."""
+
     seconds: float
 
 
-def _take(until: float, again: bool) -> Generator[Take, Any, Any]:
-    """Take a member in time. One who has an answer at hand waits only where there is something to wait for."""
-    if again:
-        try:
-            return (yield Take(0.0))
-        except PoolExhausted as error:
-            soon = error.retry_after is not None and error.retry_after <= until - monotonic()
-            if not soon and not error.reasons.get("leased"):
-                raise
-    return (yield Take(max(until - monotonic(), 0.0)))
+Plan = Generator[AcquireMember | SendRequest | CloseResponse | Sleep, Any, Any]
 
 
-def _is_response(answer: Any) -> bool:
-    return answer is not None and not isinstance(answer, Exception)
+class PooledSender:
+    """Sends requests of any HTTP library with members of a pool.
 
-
-class Delivery:
-    """What all clients share: their arguments, checked, and the plan that delivers a request."""
+    may_be_sent  whether the server may have got a request that ended with this error, and count it later
+    is_failure   whether the error is a failure of the server or the network, and not of the caller
+    """
 
     def __init__(
-        self, authorize: Authorize, retries: Retries | None, origins: str | Iterable[str] | None, learn: Learn | None
+        self,
+        authorize: Authorize,
+        retries: Retries | None,
+        origins: str | Iterable[str] | None,
+        learn: Learn | None,
+        *,
+        may_be_sent: Callable[[Exception], bool],
+        is_failure: Callable[[Exception], bool],
     ) -> None:
         if not callable(authorize) or is_async(authorize):
             what = "an async function" if callable(authorize) else type(authorize).__name__
@@ -116,52 +135,167 @@ class Delivery:
             raise TypeError(f"retries must be such as Retries(attempts=1), which sends only once, got {retries!r:.80}")
         if learn is not None and not callable(learn):
             raise TypeError(f"learn must be a function of a response that returns a Feedback, got {learn!r:.80}")
-        self.authorize = authorize
         self.origins = Origins(origins)
-        # where members are for all, no server may say more of one than any
-        self.learn = learn or (of_stranger if self.origins.any else of_response)
+        self._authorize = authorize
         self._retries = retries or Retries()
+        self._learn = learn or (of_stranger if self.origins.any else of_response)
+        self._may_be_sent = may_be_sent
+        self._is_failure = is_failure
 
-    def plan(self, method: str, repeatable: bool) -> Generator[Take | Send | Drop | Wait, Any, Any]:
-        """Send a request until there is an answer to be had, or no more time. Returns the response, or raises.
+    def send(
+        self,
+        pool: Pool,
+        method: str,
+        repeatable: bool,
+        copy: Callable[[], Request],
+        send: Callable[[Request], Response],
+    ) -> Response:
+        """Send a request with members of *pool* until there is an answer, or no more time.
 
         repeatable  whether its body is at hand to be sent again
+        copy        makes the copy of the request that the member is written into. The request itself stays without:
+                    what follows a redirect takes over its headers, and errors that are logged show it
+        send        sends such a copy
         """
+
+        def attempt(lease: Leased) -> tuple[Response | Exception, Feedback]:
+            response = None
+            try:
+                with lease as leased:
+                    request = self._authorized(leased, copy())
+                    try:
+                        response = send(request)
+                    except Exception as error:
+                        self._check_failure(leased, error)
+                        leased.release(failed=True)
+                        return error, Feedback("failure")
+                    return response, leased.observe(response, self._learn)
+            except BaseException:
+                if response is not None:
+                    response.close()
+                raise
+
+        def answer(step: AcquireMember | SendRequest | CloseResponse | Sleep) -> Any:
+            match step:
+                case AcquireMember():
+                    return pool.acquire(timeout=step.timeout)
+                case SendRequest():
+                    return attempt(step.leased)
+                case CloseResponse():
+                    return step.response.close()
+                case Sleep():
+                    return time.sleep(step.seconds)
+
+        response: Response = run(self._attempts(method, repeatable), answer)
+        return response
+
+    async def asend(
+        self,
+        pool: AsyncPool,
+        method: str,
+        repeatable: bool,
+        copy: Callable[[], Request],
+        send: Callable[[Request], Awaitable[AsyncResponse]],
+    ) -> AsyncResponse:
+        """`send` for asyncio."""
+
+        async def attempt(lease: AsyncLeased) -> tuple[AsyncResponse | Exception, Feedback]:
+            response = None
+            try:
+                async with lease as leased:
+                    request = self._authorized(leased, copy())
+                    try:
+                        response = await send(request)
+                    except Exception as error:
+                        self._check_failure(leased, error)
+                        await leased.release(failed=True)
+                        return error, Feedback("failure")
+                    return response, leased.observe(response, self._learn)
+            except BaseException:
+                if response is not None:
+                    await response.aclose()
+                raise
+
+        async def answer(step: AcquireMember | SendRequest | CloseResponse | Sleep) -> Any:
+            match step:
+                case AcquireMember():
+                    return await pool.acquire(timeout=step.timeout)
+                case SendRequest():
+                    return await attempt(step.leased)
+                case CloseResponse():
+                    return await step.response.aclose()
+                case Sleep():
+                    return await asyncio.sleep(step.seconds)
+
+        response: AsyncResponse = await arun(self._attempts(method, repeatable), answer)
+        return response
+
+    def _authorized(self, leased: Leased | AsyncLeased, request: Request) -> Request:
+        """The request with the member in it, about to be sent."""
+        leased.excuse()  # an error of authorize, or of the caller's task, says nothing about the member
+        self._authorize(request, leased.member)
+        leased.unanswered = True
+        return request
+
+    def _check_failure(self, leased: Leased | AsyncLeased, error: Exception) -> None:
+        """Raise an error again that is no failure of the server or the network."""
+        leased.unanswered = self._may_be_sent(error)
+        if not self._is_failure(error):
+            raise error
+
+    def _attempts(self, method: str, repeatable: bool) -> Plan:
+        """Send until there is an answer that is not to be retried; the result is the response."""
         until = monotonic() + self._retries.timeout
-        answer: Any = None
+        answer: Any = None  # a response, or an exception
         number = 0
         try:
             while True:
                 number += 1
                 try:
-                    leased = yield from _take(until, again=number > 1)
+                    leased = yield from _acquire(until, again=number > 1)
                 except PoolExhausted:
                     if answer is None:
                         raise
-                    break  # what came says more than that
+                    break  # the answer of the last attempt says more
                 if _is_response(answer):
-                    yield Drop(answer)
+                    yield CloseResponse(answer)
                 answer = None
-                answer, verdict = yield Send(leased)
-                pause = self._pause(method, answer, verdict, number, until - monotonic()) if repeatable else None
+                answer, feedback = yield SendRequest(leased)
+                pause = self._pause(method, answer, feedback, number, until - monotonic()) if repeatable else None
                 if pause is None:
                     break
-                yield Wait(pause)
+                yield Sleep(pause)
         except GeneratorExit:
-            raise  # nobody is left to ask
+            raise  # a plan that is closed may yield no more
         except BaseException:
             if _is_response(answer):
-                yield Drop(answer)
+                yield CloseResponse(answer)
             raise
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _pause(self, method: str, answer: Any, verdict: Feedback, number: int, left: float) -> float | None:
-        """Wait for what was asked for, whatever was learned from it."""
+    def _pause(self, method: str, answer: Any, feedback: Feedback, number: int, left: float) -> float | None:
+        """The pause of `Retries`, but no shorter than the answer asks for, whatever was learned from it."""
         if not _is_response(answer):
-            return self._retries.pause(method, None, verdict, number, left)
+            return self._retries.pause(method, None, feedback, number, left)
         asked = of_response(answer).cooldown
-        others = verdict.cooldown >= asked and not self.origins.any
-        verdict = verdict._replace(cooldown=max(verdict.cooldown, asked))
-        return self._retries.pause(method, answer.status_code, verdict, number, left, others)
+        others = feedback.cooldown >= asked and not self.origins.any
+        feedback = feedback._replace(cooldown=max(feedback.cooldown, asked))
+        return self._retries.pause(method, answer.status_code, feedback, number, left, others)
+
+
+def _acquire(until: float, again: bool) -> Plan:
+    """Acquire a member in time. After an answer, wait for one only if one will be ready in time or may be returned."""
+    if again:
+        try:
+            return (yield AcquireMember(0.0))
+        except PoolExhausted as error:
+            soon = error.retry_after is not None and error.retry_after <= until - monotonic()
+            if not soon and not error.reasons.get("leased"):
+                raise
+    return (yield AcquireMember(max(until - monotonic(), 0.0)))
+
+
+def _is_response(answer: Any) -> bool:
+    return answer is not None and not isinstance(answer, Exception)
