@@ -1,8 +1,8 @@
 """A fleet of crawlers that is never banned, although its workers know nothing of each other and some are killed.
 
-The site that they crawl lives here, too: it lets each token make 30 requests in any 3 seconds and bans, for good,
-whoever makes one more. Now and then it fails. Four workers, each a process with several tasks, share three tokens
-through a pool on Redis; two of them are killed in the middle of their work, and others take their place.
+The site that they crawl runs in this example, too. It lets each token make 30 requests in any 3 seconds; a token that
+makes one more is banned for good. Now and then it fails. Four workers, each a process with several tasks, share three
+tokens through a pool on Redis. Two workers are killed in the middle of their work, and new ones take their place.
 
 Set HEADGATE_EXAMPLE_REDIS to the URL of a Redis of yours.
 """
@@ -27,12 +27,13 @@ TOKENS = ("token-1", "token-2", "token-3")
 LIMIT, WINDOW, ROUNDS = 30, 3.0, 3
 LEAST = float(os.environ.get("HEADGATE_EXAMPLE_LEAST", "0.5"))  # share of what the site allows
 NAME = f"crawler-{os.getpid()}"
-# A worker that stands still for longer than the lease, with a request in hand, may send it when nobody expects it.
+# A worker that is paused for longer than the lease, just before it sends a request, sends it when the pool has leased
+# the token to another worker. So the lease must be longer than any such pause.
 RULES: Any = {"quota": f"{LIMIT}/{WINDOW:g} seconds", "failures": 5, "open_for": 1.0, "slots": 5, "lease": 10.0}
 
 
 class Site:
-    """A server that bans offenders."""
+    """A server that bans tokens which exceed its limit."""
 
     def __init__(self) -> None:
         self.visits: dict[str, deque[float]] = defaultdict(deque)
@@ -61,13 +62,13 @@ class Site:
                 writer.write(f"HTTP/1.1 {status} -\r\nContent-Length: 0\r\n\r\n".encode())
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the worker has gone, or was killed
+            pass  # the worker was killed
         finally:
             writer.close()
 
 
 async def work(name: str, url: str, seconds: float) -> None:
-    """What a worker does: all that it must not do is in the pool and in the transport."""
+    """Crawl with several tasks. Limits, cooldowns and retries are the business of the pool and the transport."""
     pool = AsyncPool(name, store=REDIS, **RULES)
     transport = AsyncPoolTransport(pool, header("Authorization", "Bearer {}"), retries=Retries(timeout=seconds))
     until = time.monotonic() + seconds
@@ -102,7 +103,7 @@ async def main() -> None:
         return subprocess.Popen([sys.executable, __file__, NAME, url, str(seconds)])
 
     workers = [hire() for _ in range(4)]
-    while not site.served:  # noqa: ASYNC110  # nobody tells when the first comes
+    while not site.served:  # noqa: ASYNC110  # the site has no event for its first visit
         await asyncio.sleep(0.01)
     begun = site.served[0]
     for victim in workers[:2]:

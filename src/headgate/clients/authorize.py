@@ -1,4 +1,4 @@
-"""Members of a pool in requests: to which servers they may go, and how they are written."""
+"""How a member of a pool is written into a request, and to which servers it may be sent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _VALUE = re.compile(r"[!-~\x80-\xff]([\t -~\x80-\xff]*[!-~\x80-\xff])?")  # what
 
 
 class Origins:
-    """Where members may be sent: to those that are given, else where the first request goes; ``"*"``: anywhere.
+    """The servers that members may be sent to: those given, else that of the first request; ``"*"``: all.
 
-    A redirect leads where the other side likes, and whoever is there could keep the member, or have it retired.
+    A redirect may lead to any server, which could keep the member for itself, or have it retired with a 401.
     """
 
     def __init__(self, origins: str | Iterable[str] | None) -> None:
@@ -48,13 +48,13 @@ def _origin(url: str) -> tuple[str, str, int]:
 def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
     """An *authorize* that writes the member, or its secret, into a header: ``header("Authorization", "Bearer {}")``.
 
-    With *secrets* the pool holds only names; the secrets stay out of Redis.
+    *secrets* maps members to secrets: then the pool holds only names, and the secrets stay out of Redis.
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be that of a header, such as 'Authorization', got {name!r:.80}")
     try:
         found = template.format("\0").count("\0") == 1
-    except (AttributeError, IndexError, KeyError, ValueError):  # no text, or a name or a number in it
+    except (AttributeError, IndexError, KeyError, ValueError):  # not a str, or {name} or {1} in it
         found = False
     if not found:
         raise ValueError(f"template must have {{}} where the member goes, such as 'Bearer {{}}', got {template!r:.80}")
@@ -63,10 +63,10 @@ def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = 
 
     def authorize(request: Any, member: str) -> None:
         if secrets is not None and member not in secrets:
-            raise LookupError(f"the pool has the member {member!r}, for whom there is no secret")
+            raise LookupError(f"the pool has the member {member!r}, for which there is no secret")
         secret = member if secrets is None else secrets[member]
         value = template.format(secret)
-        if not isinstance(secret, str) or not _VALUE.fullmatch(value):  # the libraries would say so, and what it is
+        if not isinstance(secret, str) or not _VALUE.fullmatch(value):  # the libraries would put it into their error
             whose = "a member" if secrets is None else f"the secret of {member!r}"
             why = "it is empty, has space or a line end around it, or characters beyond Latin-1"
             raise ValueError(f"{whose} is no text for a header: {why}")

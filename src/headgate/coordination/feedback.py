@@ -1,7 +1,8 @@
-"""What an HTTP answer says about the member that asked: how it went, how long to leave it alone, if it is any good.
+"""What the end of a call says about the server that was called, or about the member that called it.
 
-Pure: a status and headers in, a `Feedback` out. Times that are dates are measured against the answer's own Date header,
-so that nobody's clock has to be right.
+An HTTP answer, status and headers, gives a `Feedback`: success or failure, how long the member should not be used, and
+whether it should be retired. Dates are compared with the answer's own Date header, so neither the server's clock nor
+ours has to be right. An exception is a failure, or counts for nothing: `ExceptionClassifier` decides which.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from headgate.errors import HeadgateError
 
 logger = logging.getLogger("headgate")
 
-TOO_MANY = 60.0  # seconds to leave a member alone that got a 429 which does not say how long
-LONGEST = 30 * 86_400.0  # seconds; who asks for more is taken for mad
-STRANGERS = 60.0  # seconds that a server may ask for to which a member means nothing
+TOO_MANY = 60.0  # seconds that a member cools down after a 429 that does not say how long
+LONGEST = 30 * 86_400.0  # seconds; a longer time is taken for a mistake of the server
+STRANGERS = 60.0  # the most seconds that one of many servers can keep a member from the others
 
-_EPOCH = 1_000_000_000  # a reset beyond that is a date, not a number of seconds
-_EPOCH_MS = 100_000_000_000  # and beyond that one in milliseconds
+_EPOCH = 1_000_000_000  # a larger reset is a date, not a number of seconds
+_EPOCH_MS = 100_000_000_000  # and a larger one than this is a date in milliseconds
 
 
 class Feedback(NamedTuple):
-    """outcome (success, failure, or '' for neither), seconds to cool down, whether to retire the member."""
+    """The outcome (success, failure, or '' for neither), seconds to cool down, whether to retire the member."""
 
     outcome: str = "success"
     cooldown: float = 0.0
@@ -39,10 +40,10 @@ Learn = Callable[[Any], Feedback]  # from a response
 
 
 def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
-    """429 cools down and counts as neither; 401 retires; 408 and 5xx count as failures; the rest as successes.
+    """A 429 is neither success nor failure; a 401 retires; 408 and 5xx are failures; all others are successes.
 
-    Retry-After cools down where it has a meaning: 3xx, 403 (as some APIs refuse), 408, 413, 429 and 5xx. A rate limit
-    that has nothing remaining until its reset cools down whatever the status.
+    Retry-After is a cooldown where it has a meaning: with 3xx, 403 (some APIs refuse so), 408, 413, 429 and 5xx. A rate
+    limit with nothing remaining is a cooldown until its reset, with any status.
     """
     lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
     now = _date(lower.get("date")) or time.time()
@@ -58,7 +59,7 @@ def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
 
 
 def of_response(response: Any) -> Feedback:
-    """The feedback of an answer of httpx, requests, aiohttp, urllib3 or anything with a status and headers."""
+    """The feedback of a response of httpx, requests, aiohttp, urllib3, or of any object with a status and headers."""
     status = getattr(response, "status_code", None) or getattr(response, "status", None)
     headers: Any = getattr(response, "headers", None)
     if not isinstance(status, int) or not hasattr(headers, "items"):
@@ -67,26 +68,27 @@ def of_response(response: Any) -> Feedback:
 
 
 def of_stranger(response: Any) -> Feedback:
-    """The feedback of an answer of any server, for members that are no credentials, such as User-Agents.
+    """The feedback of a response of any server, for members that are no credentials, such as User-Agents.
 
-    Nothing retires them: 401 is about a page. No server may keep one from all others for more than a minute.
+    No answer retires such a member, as a 401 is about a page. No server can keep it from the other servers for longer
+    than a minute.
     """
     outcome, cooldown, _ = of_response(response)
     return Feedback(outcome, min(cooldown, STRANGERS))
 
 
 def checked_feedback(learn: Learn, response: Any) -> Feedback:
-    """What *learn* says, if it is feedback."""
-    verdict = learn(response)
-    if not isinstance(verdict, Feedback):
-        raise TypeError(f"learn must return a Feedback, got {verdict!r:.80}")
-    return verdict
+    """What *learn* returns, checked."""
+    learned = learn(response)
+    if not isinstance(learned, Feedback):
+        raise TypeError(f"learn must return a Feedback, got {learned!r:.80}")
+    return learned
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that Retry-After (in lower-case *headers*) asks for, as a number or as a date; None if it does not.
+    """Seconds that Retry-After (in lower-case *headers*) asks for, as a number or as a date; None without a valid one.
 
-    Two such headers, of the server and of a proxy before it, come as one with a comma: the longer counts.
+    HTTP libraries join two such headers, as of a server and a proxy before it, with a comma: the longer counts.
     """
     text = headers.get("retry-after", "")
     if re.fullmatch(r"\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?)*", text):
@@ -96,7 +98,7 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def _until_reset(headers: Mapping[str, str], now: float) -> float:
-    """Seconds until a limit with nothing remaining is reset, in any of the ways that servers say it."""
+    """Seconds until a limit with nothing remaining is reset, in any of the header formats that servers use."""
     waits = [0.0]
     for prefix in ("ratelimit-", "x-ratelimit-", "x-rate-limit-"):
         if _number(headers.get(prefix + "remaining")) == 0:
@@ -139,7 +141,7 @@ Ignore = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseE
 
 
 class ExceptionClassifier:
-    """*ignore*: exceptions that count for nothing, as types or a function that says so."""
+    """Tells failures from exceptions that count for nothing: those that *ignore* names, as types or by a function."""
 
     def __init__(self, name: str, ignore: Ignore) -> None:
         self._name = name
@@ -156,20 +158,20 @@ class ExceptionClassifier:
             raise ValueError(f"ignore must be {what}, got {ignore!r:.80}")
 
     def outcome(self, error: BaseException | None) -> str:
-        """What *error* says: a success if it is None."""
+        """The outcome of a call that ended with *error*: success (for None), failure or ignored."""
         if error is None:
             return "success"
         try:
             return "ignored" if not is_failure(error) or self._ignores(error) else "failure"
-        except Exception:  # it must not hide the error of the call
+        except Exception:  # an error of *ignore* must not replace the error of the call
             logger.exception("ignore of the circuit breaker %r failed", self._name)
             return "failure"
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether *error* may be the fault of whoever was called.
+    """Whether *error* may be the fault of the server that was called.
 
-    A cancellation is not, nor what headgate raises itself: where a limiter, a pool or another breaker refuses, nobody
-    was asked.
+    A cancellation is not. Nor is an error of headgate: if a limiter, a pool or another breaker refused, the server was
+    not called at all.
     """
     return isinstance(error, Exception) and not isinstance(error, HeadgateError)

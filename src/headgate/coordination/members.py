@@ -1,4 +1,4 @@
-"""What a caller says about the members of a pool (their rules), and what the pool says about them (their status)."""
+"""The rules for the members of a pool, as its state machine reads them, and their status, as it replies with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Quotas = str | Quota | Sequence[str | Quota] | None
 def encode_rules(
     slots: int | None, quota: Quotas, failures: int | None, open_for: float | None, successes: int | None
 ) -> str:
-    """Nothing if none is given: then those that the pool has count. Who gives one gives all."""
+    """The rules as the state machine reads them; '' if none is given, which keeps those that the pool has.
+
+    A caller that gives one rule sets all of them: the others get their default values.
+    """
     if all(rule is None for rule in (slots, quota, failures, open_for, successes)):
         return ""
     numbers = [
@@ -45,18 +48,18 @@ def _quotas(quota: Quotas) -> list[Quota]:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """How a member is: ready, leased, cooling, limited, open or retired; and when it may be had, in seconds."""
+    """A member of a pool, as `Pool.status` reports it."""
 
-    state: str
-    in_use: int
-    ready_in: float | None  # None: when somebody brings it back
-    breaker: str
-    failures: int
+    state: str  # ready, leased, cooling, limited, open or retired
+    in_use: int  # leases of it
+    ready_in: float | None  # seconds until it may be leased; None: when a lease of it ends, or when it is added again
+    breaker: str  # CLOSED, OPEN or HALF_OPEN
+    failures: int  # in a row
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How many members are in which state, how many processes wait, and every member by name."""
+    """How many members are in each state, how many callers are queued in the store, and each member by name."""
 
     ready: int
     leased: int
@@ -65,7 +68,7 @@ class PoolStatus:
     open: int
     retired: int
     waiting: int
-    members: dict[str, MemberStatus] = field(repr=False)  # names that may be secrets
+    members: dict[str, MemberStatus] = field(repr=False)  # not shown: the names may be secrets
 
 
 _BREAKERS = ("CLOSED", "OPEN", "HALF_OPEN")
@@ -73,7 +76,7 @@ REASONS = ("leased", "cooling", "limited", "open", "retired")
 
 
 def parse_status(reply: Reply) -> PoolStatus:
-    """The status that a pool answered with."""
+    """The status in the reply of the state machine."""
     waiting, *rows = reply
     members = {
         member: MemberStatus(why, used, None if wait < 0 else wait / MICROSECONDS, _BREAKERS[breaker], failed)
