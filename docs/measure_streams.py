@@ -16,7 +16,7 @@ import redis
 from measure_memory import binaries, server
 
 from headgate import Quota
-from headgate.redis.script import Call, Script
+from headgate.redis.script import LimiterCall, LimiterScript
 from headgate.rule import Rule
 
 LENGTHS = [1, 10, 100, 128, 129, 1000, 10_000]
@@ -57,9 +57,9 @@ end
 """
 
 
-def scripts(limit: int) -> dict[str, Script]:
+def scripts(limit: int) -> dict[str, LimiterScript]:
     rule = Rule(Quota(limit, 3600.0), "sliding_window", "default")
-    sorted_set, packed, stream = (Script(rule, "rate_limiter", False, None) for _ in range(3))
+    sorted_set, packed, stream = (LimiterScript(rule, "rate_limiter", False, None) for _ in range(3))
     frame = sorted_set.text[sorted_set.text.index("\nlocal op, now") :]
     stream.text = "local where\n" + STREAM + frame
     return {"Sorted Set": sorted_set, PACKED: packed, "Stream": stream}
@@ -68,7 +68,7 @@ def scripts(limit: int) -> dict[str, Script]:
 class Runner:
     """A script on a server, by EVALSHA."""
 
-    def __init__(self, client: redis.Redis, script: Script) -> None:
+    def __init__(self, client: redis.Redis, script: LimiterScript) -> None:
         self._client = client
         self._script = script
         self.sha = str(client.script_load(script.text))
@@ -79,9 +79,9 @@ class Runner:
         return bool(reply[0])
 
 
-def script_numbers(script: Script) -> list[int]:
+def script_numbers(script: LimiterScript) -> list[int]:
     """The quota's arguments, as the packed command has them."""
-    packed = script.call([Call("take", "k", 1)]).decode().split("\r\n")
+    packed = script.command([LimiterCall("take", "k", 1)]).decode().split("\r\n")
     words = [word for word in packed[1:] if not word.startswith("$")]
     return [int(word) for word in words[-5:-2]]
 

@@ -6,11 +6,12 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from headgate.redis.lua import Lua, slot_of
+from headgate.redis.resp import slot_of
+from headgate.redis.script import LuaScript
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Server
 
-ADD = Lua(
+ADD = LuaScript(
     "for i, key in ipairs(KEYS) do redis.call('SET', key, (redis.call('GET', key) or 0) + ARGV[i]) end "
     "return {ARGV[1], ARGV[2]}"
 )
@@ -24,22 +25,22 @@ def test_slot_is_the_servers(key: str, redis_server: Server) -> None:
 
 def test_threads(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    assert store.threads().ask(ADD, ADD.with_keys(KEYS, 3, "4")) == [b"3", b"4"]
-    assert store.threads().ask(ADD, ADD.with_keys(KEYS, 3, "4")) == [b"3", b"4"]
+    assert store.sync_executor().execute(ADD, ADD.call(KEYS, 3, "4")) == [b"3", b"4"]
+    assert store.sync_executor().execute(ADD, ADD.call(KEYS, 3, "4")) == [b"3", b"4"]
     assert redis_server.client().mget(KEYS) == ["6", "8"]
     store.close()
 
 
 async def test_loop(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    replies = await asyncio.gather(*(store.loop().ask(ADD, ADD.with_keys(KEYS, i, 1)) for i in range(5)))
+    replies = await asyncio.gather(*(store.async_executor().execute(ADD, ADD.call(KEYS, i, 1)) for i in range(5)))
     assert [int(reply[0]) for reply in replies] == [0, 1, 2, 3, 4]
     await store.aclose()
 
 
 def test_an_error_of_the_script_is_raised(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
-    fails = Lua("return redis.error_reply('NO not today')")
+    fails = LuaScript("return redis.error_reply('NO not today')")
     with pytest.raises(redis.ResponseError, match="not today"):
-        store.threads().ask(fails, fails.with_keys(KEYS))
+        store.sync_executor().execute(fails, fails.call(KEYS))
     store.close()

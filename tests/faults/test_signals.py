@@ -13,7 +13,8 @@ import pytest
 from headgate import Limiter
 from headgate._waiters import SignalSafeEvent, Waiter, WaiterQueue
 from headgate.redis.breaker import Breaker
-from headgate.redis.sync_client import Connections, PoolExhausted, SyncExecutor
+from headgate.redis.execute import ConnectionsExhausted
+from headgate.redis.sync_client import ServerConnections, SyncExecutor
 from headgate.redis.url import parse_url
 from headgate.testing import ManualClock
 from tests.support.clusters import wait_until
@@ -39,10 +40,10 @@ def interrupted(prepare: Callable[[], Callable[[], object]], afterwards: Callabl
 
 
 @pytest.fixture
-def connections(redis_server: Server) -> Iterator[Connections]:
+def connections(redis_server: Server) -> Iterator[ServerConnections]:
     """A single one."""
     target = parse_url(redis_server.url, timeout=None, connect_timeout=None, max_connections=1)
-    connections = Connections(target, target.hosts[0])
+    connections = ServerConnections(target, target.hosts[0])
     yield connections
     connections.close()
 
@@ -51,39 +52,39 @@ def in_20_s() -> float:
     return time.monotonic() + 20
 
 
-def test_waiting_for_a_connection(connections: Connections) -> None:
+def test_waiting_for_a_connection(connections: ServerConnections) -> None:
     used: list[Any] = []
 
     def prepare() -> Callable[[], object]:
-        used.append(connections.borrow(in_20_s()))
+        used.append(connections.acquire(in_20_s()))
         return wait
 
     def wait() -> None:
-        with pytest.raises(PoolExhausted):
-            connections.borrow(time.monotonic() + 0.001)
+        with pytest.raises(ConnectionsExhausted):
+            connections.acquire(time.monotonic() + 0.001)
 
     def afterwards() -> None:
         assert done_by_another(wait)
-        assert done_by_another(lambda: connections.give_back(used.pop(), clean=True))
-        assert done_by_another(lambda: connections.give_back(connections.borrow(in_20_s()), clean=True))
+        assert done_by_another(lambda: connections.release(used.pop(), clean=True))
+        assert done_by_another(lambda: connections.release(connections.acquire(in_20_s()), clean=True))
         assert (connections.in_use(), connections.idle(), connections.waiting) == (0, 1, 0)
 
     interrupted(prepare, afterwards)
 
 
-def test_giving_back_a_connection_that_another_waits_for(connections: Connections) -> None:
+def test_giving_back_a_connection_that_another_waits_for(connections: ServerConnections) -> None:
     """It gets that, or a new one if that was lost."""
     waiters: list[threading.Thread] = []
 
     def prepare() -> Callable[[], object]:
-        used = [connections.borrow(in_20_s())]
+        used = [connections.acquire(in_20_s())]
         waiters.append(threading.Thread(target=borrow, daemon=True))
         waiters[-1].start()
         wait_until(lambda: connections.waiting == 1, "it waits")
-        return lambda: connections.give_back(used.pop(), clean=True)
+        return lambda: connections.release(used.pop(), clean=True)
 
     def borrow() -> None:
-        connections.give_back(connections.borrow(in_20_s()), clean=True)
+        connections.release(connections.acquire(in_20_s()), clean=True)
 
     def afterwards() -> None:
         gc.collect()
@@ -139,19 +140,19 @@ def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> N
         def __init__(self, *, name: str, **options: Any) -> None:
             super().__init__(name=f"not {name}", **options)
 
-    monkeypatch.setattr("headgate.redis.sync_client._probe", probe)
+    monkeypatch.setattr("headgate.redis.sync_client._probe_in_thread", probe)
     monkeypatch.setattr("headgate.redis.sync_client.threading.Thread", Thread)
     breakers: list[Breaker] = []
     link = SyncExecutor(parse_url(f"redis://127.0.0.1:{free_port()}"), "Redis")
 
     def prepare() -> Callable[[], object]:
         breakers.append(Breaker("Redis"))
-        return partial(link._probe_later, breakers[-1], 0)
+        return partial(link.start_probe, breakers[-1], 0)
 
     def afterwards() -> None:
         assert not breakers[-1]._probing or wait_until(lambda: breakers[-1] in probes, "it does so") is None
         probes.clear()
-        link._probe_later(breakers[-1], 0)
+        link.start_probe(breakers[-1], 0)
         wait_until(lambda: probes, "another looks")
 
     interrupted(prepare, afterwards)

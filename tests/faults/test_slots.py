@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from redis.crc import key_slot
 
-from headgate.redis.script import Script
+from headgate.redis.script import LimiterScript
 from headgate.rule import Rule
 from tests.support.clusters import SLOTS, slots_of
 from tests.support.places import ALGORITHMS
@@ -23,7 +23,7 @@ NAMES: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("hash_keys", [False, True])
 @pytest.mark.parametrize("names", NAMES)
 def test_three_primaries_get_a_third_each(names: str, hash_keys: bool) -> None:
-    script = Script(Rule("10/s"), "rate_limiter", hash_keys, None)
+    script = LimiterScript(Rule("10/s"), "rate_limiter", hash_keys, None)
     counts = [0] * SLOTS
     for number in range(COUNT):
         counts[key_slot(script.keys(NAMES[names](number))[0].encode())] += 1
@@ -36,6 +36,6 @@ def test_three_primaries_get_a_third_each(names: str, hash_keys: bool) -> None:
 @pytest.mark.parametrize("hash_keys", [False, True])
 def test_a_client_has_one_slot(key: str, hash_keys: bool) -> None:
     rules = [Rule(["10/s", "100/m"], algorithm, name) for algorithm in ALGORITHMS for name in ("default", "{x}:y")]
-    names = [name for rule in rules for name in Script(rule, "rate_limiter", hash_keys, None).keys(key)]
+    names = [name for rule in rules for name in LimiterScript(rule, "rate_limiter", hash_keys, None).keys(key)]
     assert len(set(names)) == len(names) == 2 * 2 * len(ALGORITHMS)
     assert len({key_slot(name.encode()) for name in names}) == 1

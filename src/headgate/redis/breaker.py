@@ -1,8 +1,8 @@
 """A circuit breaker before a server that does not answer: an outage costs microseconds, not time-outs.
 
-After `FAILURES` calls in a row that got no answer it opens, and the policy answers without touching the network. One
-probe at a time looks in the background whether the server is back, and closes it. Only silence counts: an error that
-the server sends is an answer, and cost no wait.
+After `FAILURES` calls in a row without an answer the breaker opens, and the policy answers without touching the server.
+One probe at a time looks in the background whether the server is back, and closes the breaker. Only silence counts: an
+error that the server sends is an answer, and it cost no wait.
 """
 
 from __future__ import annotations
@@ -16,52 +16,50 @@ from typing import Any
 
 import redis.exceptions
 
-from headgate.redis.url import Address
-
 TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 
 logger = logging.getLogger("headgate")
 
-DICE = Random()  # its own: a program that seeds the common one, or watches it as some tests do, is left alone
+DICE = Random()  # its own: a program may seed the common one, and some tests watch it
 
 FAILURES = 3
 FIRST_PROBE = 0.05  # seconds; then doubled up to the next
 SLOWEST_PROBE = 0.5
-PROBE_TIMEOUT = 1.0  # more than a check has: nobody waits for it, and a far server may need it to connect
+PROBE_TIMEOUT = 1.0  # more than a check has: no caller waits for a probe, and a far server may need it to connect
 
 
 class Breaker:
     """For one server, or for one service behind Sentinels. Thread-safe."""
 
-    def __init__(self, who: str) -> None:
-        self.who = who
+    def __init__(self, server: str) -> None:
+        self.server = server  # for messages
         self.open = False
         self.failures = 0  # in a row
-        self.opened = 0  # times, ever
+        self.opened = 0  # how often, ever
         self.last_error = ""
-        self._since = 0.0
-        self._latest = 0.0
+        self._first_failure = 0.0
+        self._last_failure = 0.0
         self._probing = False
         self._lock = threading.Lock()
 
-    def failed(self, error: Exception, begun: float, lasting: float = 0.0) -> bool:
-        """A call that began at *begun* got no answer. Whether to look for the server, with `start_probe`.
+    def failed(self, error: Exception, begun: float, must_last: float = 0.0) -> bool:
+        """Count a call that began at *begun* and got no answer. Returns whether to probe the server now.
 
-        *lasting*: the caller was in haste; silence that long must come together before anybody looks, and the store
-        stays in use until a probe, which has more time, has failed as well.
+        *must_last*: the caller gave less time than the store's time-out. Then failures must span that many seconds
+        before a probe starts, and the breaker opens only when that probe, which has more time, fails as well.
         """
         with self._lock:
-            stood_since = getattr(error, "since", begun)
-            if self.failures and stood_since < self._latest and not isinstance(error, TIMEOUTS):
+            connected_at = getattr(error, "connected_at", begun)
+            if self.failures and connected_at < self._last_failure and not isinstance(error, TIMEOUTS):
                 return False  # connections that break together are one failure
-            self._latest = now = monotonic()
-            self._since = self._since if self.failures else now
+            self._last_failure = now = monotonic()
+            self._first_failure = self._first_failure if self.failures else now
             self.failures += 1
             self.last_error = f"{type(error).__name__}: {error}"
             if self.open or self.failures < FAILURES:
                 return self.open
-            if lasting:
-                return now - self._since >= lasting
+            if must_last:
+                return now - self._first_failure >= must_last
         self.give_up(error)
         return True
 
@@ -73,18 +71,18 @@ class Breaker:
                 return
             self.open = True
             self.opened += 1
-        # what that means is for whoever asks to say: a limiter's on_store_error answers, a lock raises
-        logger.error("%s does not answer (%s); calls are not sent to it until it does", self.who, self.last_error)
+        # what follows from it differs, so the message does not say: a limiter's on_store_error answers, a lock raises
+        logger.error("%s does not answer (%s); calls are not sent to it until it does", self.server, self.last_error)
 
     def answered(self) -> None:
-        """A call or a probe was answered."""
+        """Close: a call or a probe was answered."""
         with self._lock:
             was_open, self.open, self.failures = self.open, False, 0
         if was_open:
-            logger.warning("%s answers again", self.who)
+            logger.warning("%s answers again", self.server)
 
     def start_probe(self) -> bool:
-        """Whether the caller may look for the server: one at a time. `end_probe` must follow."""
+        """Whether the caller may probe the server: one probe at a time. `end_probe` must follow."""
         with self._lock:
             free, self._probing = not self._probing, True
         return free
@@ -93,39 +91,19 @@ class Breaker:
         self._probing = False
 
 
-def broke(connection: Any, error: BaseException) -> None:
-    """Say with *error* since when the connection stood that it broke.
+def note_connected_at(connection: Any, error: BaseException) -> None:
+    """Write into *error* when the connection that it broke was made.
 
-    What cuts connections, a load balancer that restarts, say, may take a while to come to the last of them: a call
-    that began in that while tells of the cut once more, not of the server.
+    Whatever cuts connections, a load balancer that restarts, say, may take a while to reach the last of them. A call
+    that began in that while reports the same cut once more, not a second failure of the server.
     """
-    if hasattr(connection, "since"):  # not of somebody's own pool
-        setattr(error, "since", connection.since)  # noqa: B010  # exceptions do not declare it
+    if hasattr(connection, "connected_at"):  # connections of a client that was handed in do not have it
+        setattr(error, "connected_at", connection.connected_at)  # noqa: B010  # exceptions do not declare it
 
 
-class Breakers:
-    """The breakers of a store: one, or one for each server where keys lie at different ones."""
-
-    def __init__(self, shown: str, sliced: bool) -> None:
-        self._shown = shown
-        self._sliced = sliced
-        self._all: dict[Address | None, Breaker] = {}
-
-    def of(self, address: Address | None) -> Breaker:
-        """The breaker before *address*."""
-        key = address if self._sliced else None
-        breaker = self._all.get(key)
-        if breaker is None:
-            breaker = self._all.setdefault(key, Breaker(f"{key.host}:{key.port}" if key else self._shown))
-        return breaker
-
-    def all(self) -> list[Breaker]:
-        return list(self._all.values())
-
-
-def pauses() -> Iterator[float]:
-    """Seconds to wait before each probe: soon, then less often, never in step with other processes."""
-    pause = FIRST_PROBE
+def probe_intervals() -> Iterator[float]:
+    """Seconds to wait before each probe: short at first, then longer, and never in step with other processes."""
+    interval = FIRST_PROBE
     while True:
-        yield pause * DICE.uniform(0.8, 1.2)
-        pause = min(2 * pause, SLOWEST_PROBE)
+        yield interval * DICE.uniform(0.8, 1.2)
+        interval = min(2 * interval, SLOWEST_PROBE)

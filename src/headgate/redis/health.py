@@ -1,7 +1,7 @@
-"""A look at Redis itself: does it answer, in what time, in which role, and is it set up to keep limits?
+"""A health check of Redis itself: does it answer, how fast, in which role, and is it set up to keep limits?
 
-Asked on a connection of its own with a short time-out, never through the one that checks use, and at most once a
-second: a health check must neither wait behind traffic nor be traffic.
+It uses a connection of its own with a short time-out, never one that checks use, and runs at most once a second: a
+health check must neither wait behind traffic nor add to it.
 """
 
 from __future__ import annotations
@@ -13,40 +13,45 @@ from typing import Any
 import redis.exceptions
 from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
 
-from headgate.redis.topology import Send, Topology, Unreached, cluster_is_ok, pack, text
+from headgate.redis.resp import pack, text
+from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_is_ok
 from headgate.redis.url import Address
 from headgate.stores.base import Health
 
-WITHIN = 1.0  # seconds for the whole look
+WITHIN = 1.0  # seconds for the whole check
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
 
 
-def examine(topology: Topology, patience: float) -> Generator[Send, Any, Health]:
-    """The plan: ping, INFO, and the clock, of the first server that answers. A check has *patience* seconds."""
+def examine(topology: Topology, patience: float, until: float) -> Generator[ServerCommand, Any, Health]:
+    """Check the first server that answers, by *until*. A limiter's check has *patience* seconds."""
     problem: Exception | None = None
-    candidates: list[Address | None] = [None, *topology.servers()] if topology.sliced else [*topology.servers()]
+    known_servers = topology.servers()
+    candidates: list[Address | None] = [None, *known_servers] if topology.partitioned else [*known_servers]
     for known in candidates or [None]:
         try:
-            address = known or (yield from topology.discover(0))  # a server of the URL may be a replica by now
-            return (yield from _examine(address, topology.sliced, patience))
+            # found anew where there are several: a server of the URL may be a replica by now
+            address = known or (yield from topology.discover(0, until))
+            return (yield from _examine(address, topology.partitioned, patience, until))
         except (RedisError, OSError) as error:
             problem = error
     return Health(False, _reason(problem), (f"{type(problem).__name__}: {problem}",))
 
 
-def _examine(address: Address, sliced: bool, patience: float) -> Generator[Send, Any, Health]:
-    yield Send(address, pack("PING"))  # connects
+def _examine(
+    address: Address, partitioned: bool, patience: float, until: float
+) -> Generator[ServerCommand, Any, Health]:
+    yield ServerCommand(address, pack("PING"), until)  # connects
     begun = monotonic()
     try:
-        yield Send(address, pack("PING"))
+        yield ServerCommand(address, pack("PING"), until)
         latency = monotonic() - begun
-        info = _fields(text((yield Send(address, pack("INFO")))))
-        seconds, micros = yield Send(address, pack("TIME"))
+        info = _fields(text((yield ServerCommand(address, pack("INFO"), until))))
+        seconds, micros = yield ServerCommand(address, pack("TIME"), until)
         skew = int(seconds) + int(micros) / 1_000_000 - time()
-        down = sliced and not cluster_is_ok((yield Send(address, pack("CLUSTER", "INFO"))))
+        down = partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), until)))
     except (TimeoutError, redis.exceptions.TimeoutError):
-        return Health(False, "slow", (f"it answers, but not all questions within {WITHIN:.0f} s",), monotonic() - begun)
+        return Health(False, "slow", (f"it answers, but not everything within {WITHIN:.0f} s",), monotonic() - begun)
     role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
     problems = []
     reason = "ok"

@@ -1,8 +1,8 @@
-"""Wake-ups from Redis: one subscription a process, however many wait.
+"""Wake-ups from Redis: one subscription for each process, however many callers wait.
 
-A message on a channel means that something about it has changed: whoever waits first asks again. Messages may get
-lost, so everybody who waits also has a timer; nothing depends on a message but speed. A connection that breaks is made
-again at once, and then everybody is woken: what happened meanwhile nobody has heard.
+A message on a channel means that its state has changed, so the first waiter of that channel asks again. Messages may
+get lost, so every waiter has a timer too; only speed depends on messages. A connection that breaks is made again at
+once, and then every waiter is woken, because changes in between were not heard.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from headgate._plan import run
-from headgate.redis.topology import Send, pack, text, topology
+from headgate.redis.resp import pack, text
+from headgate.redis.topology import ServerCommand, topology
 from headgate.redis.url import Address, RedisURL
 
 logger = logging.getLogger("headgate")
 
-LINGER = 10.0  # seconds that a channel stays subscribed after the last who waited: the next often comes soon
-SILENCE = 5.0  # seconds without a message before the server is asked whether it is still there
-PATIENCE = 2.0  # seconds to connect
+LINGER = 10.0  # seconds that a channel stays subscribed after its last waiter: the next one often comes soon
+PING_AFTER = 5.0  # seconds without a message before the server is asked whether it is still there
+CONNECT_TIMEOUT = 2.0  # seconds
 PAUSE = 0.2  # seconds before the next try to connect; doubled each time up to the next
 LONGEST_PAUSE = 5.0
 
 
 class Subscription:
-    """The channels that somebody in this process waits on. Thread-safe."""
+    """The channels that callers in this process wait on. Thread-safe."""
 
-    def __init__(self, target: RedisURL, wake: Callable[[str, str], object], wake_all: Callable[[], object]) -> None:
-        self._target = target
+    def __init__(self, url: RedisURL, wake: Callable[[str, str], object], wake_all: Callable[[], object]) -> None:
+        self._url = url
         self._wake = wake
         self._wake_all = wake_all
-        self._lock = threading.RLock()  # a garbage collection may call us while we hold it
-        self._waiting: dict[str, int] = {}
-        self._left: dict[str, float] = {}  # nobody waits there since
+        self._lock = threading.RLock()  # reentrant: a garbage collection may call `leave` while we hold it
+        self._waiting: dict[str, int] = {}  # waiters by channel
+        self._left: dict[str, float] = {}  # when the last waiter of a channel left
         self._connection: Any = None
         self._thread: threading.Thread | None = None
-        self._worked = False  # the last connection, for a while
+        self._connected = False  # the latest connection was subscribed to all channels
 
     def listen(self, channel: str) -> None:
-        """Hear *channel* from now on, or soon: its line is woken when the subscription stands."""
+        """Add a waiter to *channel*. Its waiters are woken once the subscription stands."""
         with self._lock:
             self._waiting[channel] = self._waiting.get(channel, 0) + 1
             if self._left.pop(channel, None) is None and self._waiting[channel] == 1:
@@ -55,11 +56,11 @@ class Subscription:
                 self._thread = threading.Thread(target=self._run, name="headgate-wake", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # no more threads here, or the process ends: whoever waits looks by itself
+                except RuntimeError:  # no more threads here, or the process ends: waiters have their timers
                     self._thread = None
 
     def leave(self, channel: str) -> None:
-        """One less waits on *channel*."""
+        """Take a waiter off *channel*."""
         with self._lock:
             if channel not in self._waiting:
                 return  # it waited in the parent, before a fork
@@ -69,34 +70,34 @@ class Subscription:
                 self._left[channel] = monotonic()
 
     def close(self) -> None:
-        """End now if nobody waits, instead of in a while."""
+        """End now if there are no waiters, instead of after `LINGER`."""
         with self._lock:
             thread = self._thread
             if self._waiting or thread is None:
                 return
             self._left.clear()
             if self._connection is not None and self._connection._sock is not None:
-                self._connection._sock.shutdown(socket.SHUT_RDWR)  # the thread that reads wakes up, and ends
-        thread.join(PATIENCE)
+                self._connection._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which ends
+        thread.join(CONNECT_TIMEOUT)
 
     def _send(self, *command: str) -> None:
-        """Called with the lock: bytes of two commands must not mix."""
+        """Called with the lock held: the bytes of two commands must not mix."""
         if self._connection is not None:
             try:
                 self._connection.send_packed_command([pack(*command)], check_health=False)
             except (RedisError, OSError):
-                pass  # the thread that reads will see it too
+                pass  # the thread that reads sees it too
 
     def _run(self) -> None:
         pause = PAUSE
         while True:
-            begun, self._worked = monotonic(), False
+            begun, self._connected = monotonic(), False
             try:
-                self._hear()
+                self._read_messages()
                 return
             except (RedisError, OSError, ValueError) as error:
                 problem = error
-            if self._worked and (pause or monotonic() - begun > PAUSE):
+            if self._connected and (pause or monotonic() - begun > PAUSE):
                 pause = 0.0
             else:
                 pause = min(max(2 * pause, PAUSE), LONGEST_PAUSE)
@@ -104,48 +105,48 @@ class Subscription:
                 if self._connection is not None:
                     self._connection.disconnect()
                     self._connection = None
-                self._forget()
+                self._unsubscribe_old()
                 if not self._waiting:
                     self._left.clear()
                     self._thread = None
                     return
-            logger.info("no wake-ups from Redis for now, timers have to do: %s", problem)
+            logger.info("no wake-ups from Redis until it is connected again; waiters use their timers: %s", problem)
             threading.Event().wait(pause)
 
-    def _hear(self) -> None:
-        """Read messages until nobody has waited for a while."""
+    def _read_messages(self) -> None:
+        """Read messages until there has been no waiter for a while."""
         connection = self._connect()
         with self._lock:
             self._connection = connection
             if channels := [*self._waiting, *self._left]:
                 self._send("SUBSCRIBE", *channels)
-        asked, unheard = False, len(channels)
+        pinged, unconfirmed = False, len(channels)
         while True:
-            if connection.can_read(timeout=SILENCE):
-                asked = False
+            if connection.can_read(timeout=PING_AFTER):
+                pinged = False
                 message = connection.read_response()
                 kind = text(message[0]) if isinstance(message, list) else ""
                 if kind in ("message", "subscribe"):
                     self._wake(text(message[1]), text(message[2]) if kind == "message" else "")
                 if kind == "subscribe":
-                    unheard -= 1
-                    if unheard == 0:
-                        self._worked = True
+                    unconfirmed -= 1
+                    if unconfirmed == 0:
+                        self._connected = True
                         self._wake_all()
-            elif asked:
+            elif pinged:
                 raise TimeoutError("the server is silent")
             else:
                 with self._lock:
                     self._send("PING")
-                asked = True
+                pinged = True
             with self._lock:
-                self._forget()
+                self._unsubscribe_old()
                 if not self._waiting and not self._left:
                     self._connection, self._thread = None, None
                     break
         connection.disconnect()
 
-    def _forget(self) -> None:
+    def _unsubscribe_old(self) -> None:
         old = monotonic() - LINGER
         if gone := [channel for channel, since in self._left.items() if since <= old]:
             for channel in gone:
@@ -153,11 +154,11 @@ class Subscription:
             self._send("UNSUBSCRIBE", *gone)
 
     def _connect(self) -> Any:
-        """A connection to any server that hears every message."""
-        if self._target.kind == "sentinel":
-            return self._connection_to(run(topology(self._target).discover(0), self._answer))
+        """A connection to a server that hears every message."""
+        if self._url.kind == "sentinel":
+            return self._connection_to(run(topology(self._url).discover(0, monotonic()), self._answer))
         problem: Exception = OSError("no server is known")
-        for address in self._target.hosts:  # in a Cluster every node hears what is published at any
+        for address in self._url.hosts:  # in a Cluster every node hears what is published at any
             try:
                 return self._connection_to(address)
             except (RedisError, OSError) as error:
@@ -165,13 +166,14 @@ class Subscription:
         raise problem
 
     def _connection_to(self, address: Address) -> Any:
-        options = self._target.connection_options(address)
-        options |= {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE, "protocol": 2}
-        connection = self._target.connection(**options, retry=Retry(NoBackoff(), 0))
+        options = self._url.connection_options(address)
+        options |= {"socket_timeout": CONNECT_TIMEOUT, "socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2}
+        connection = self._url.connection(**options, retry=Retry(NoBackoff(), 0))
         connection.connect()
         return connection
 
-    def _answer(self, request: Send) -> Any:
+    def _answer(self, request: ServerCommand) -> Any:
+        """Each command has `CONNECT_TIMEOUT`: no caller waits for this connection."""
         connection = self._connection_to(request.address)
         try:
             connection.send_packed_command([request.command], check_health=False)

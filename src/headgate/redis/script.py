@@ -1,17 +1,16 @@
-"""The Lua that decides, and the bytes that call it.
+"""Lua scripts, and the bytes that call them: `LimiterScript` decides for a limiter, `LuaScript` is any other.
 
-The frame is written once: take the server's time, load each quota's state, look at all, spend from all or from
-none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``evaluate`` and ``consume``; ``load`` says
-with a second value that a state lies so far ahead of the clock that the clock must have stepped back (a failover to a
-server whose clock is behind): such a state is brought back to now, and written even if the call is denied.
+The frame of a limiter's script is written once: take the server's time, load each quota's state, evaluate all, spend
+from all or from none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``evaluate`` and ``consume``.
+A second value of ``load`` says that a state lies so far ahead of the clock that the clock must have stepped back (a
+failover to a server whose clock is behind). Such a state is brought back to now, and written even for a denied call.
 
-One call of the script takes any number of checks of one limiter, each on its own: what is common to them is then sent
-and read once. All that does not change from call to call is packed when the limiter is made.
+One call of the script takes any number of checks of one limiter, each decided by itself; what they have in common is
+sent and read once. Everything that does not change from call to call is packed when the limiter is made.
 """
 
 from __future__ import annotations
 
-import binascii
 import hashlib
 from collections.abc import Sequence
 from time import time_ns
@@ -21,7 +20,7 @@ from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock
 from headgate.decision import Decision, Units, answer
 from headgate.keys import digest, hash_tag, label
-from headgate.redis.topology import pack_arguments
+from headgate.redis.resp import pack_arguments, slot_of
 from headgate.rule import Rule
 
 # ARGV: op, time ('' for the server's), number of quotas, their arguments, and then the permits of each check.
@@ -81,7 +80,7 @@ local function all(first, permits)
     end
   elseif op == 'take' then
     for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, permits) end
-  elseif op == 'charge' and remaining > 0 then  -- what was granted while nobody could ask here, as far as it goes
+  elseif op == 'charge' and remaining > 0 then  -- what was granted during an outage, as far as there is room for it
     for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, math.min(permits, remaining)) end
   end
   return allowed and 1 or 0, binds, remaining, reset, retry
@@ -98,7 +97,7 @@ local checks = #KEYS / many
 if checks == 1 then return {check(0)} end
 local answers = {}
 for i = 0, checks - 1 do
-  local fine, a, b, c, d, e = pcall(check, i)  -- a key of another type is nobody else's trouble
+  local fine, a, b, c, d, e = pcall(check, i)  -- a key of another type fails alone
   local at = 5 * i
   if fine then
     answers[at + 1], answers[at + 2], answers[at + 3], answers[at + 4], answers[at + 5] = a, b, c, d, e
@@ -109,35 +108,34 @@ end
 return answers
 """
 
-# Functions that an algorithm may leave out: `where` a state is kept, if not under the key itself, and how many permits
-# a refund may give back `at_once`, if not all.
+# Functions that an algorithm may leave out: `where` gives the Redis key of a state if that is not the key itself, and
+# `at_once` the number of permits that a refund may give back in one call if that is not all of them.
 _OPTIONAL = ("where", "at_once")
 
 
-class Call(NamedTuple):
-    """A question to the script: take, peek, refund, reset or charge."""
+class LimiterCall(NamedTuple):
+    """A call of a limiter's script: take, peek, refund, reset or charge."""
 
     op: str
     key: str
     permits: int
-    spent: float = 0.0  # seconds of the caller's time that are gone
 
 
-class Script:
-    """One limiter's calls of the script, as bytes."""
+class LimiterScript:
+    """One limiter's calls of its script, as bytes."""
 
-    repeatable = False  # a check would be spent twice
+    repeatable = False  # a second run would spend a second time
     joins = True  # several calls of one op are one command, and its reply is five integers for each
 
     def __init__(self, rule: Rule, prefix: str, hash_keys: bool, clock: Clock | None) -> None:
         lua = ALGORITHMS[rule.kind].lua
         absent = [f"local {name}\n" for name in _OPTIONAL if f"local function {name}(" not in lua]
         self.text = "".join([*absent, lua, _FRAME])
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.sha = _sha(self.text)
         self.capacity = rule.capacity
-        self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # those whose keys change with time
         self.weight = len(rule.parts)  # how much of Redis's time a call takes, roughly
-        self._hash_keys = hash_keys
+        self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # quotas whose keys change with time
+        self._tag = _hashed_tag if hash_keys else hash_tag
         self._clock = clock
         self._units = [Units(part.limit, 1, 1) for part in rule.parts]
         self._before = f"{prefix}:{rule.kind}:"
@@ -147,44 +145,38 @@ class Script:
         numbers = [number for part in rule.parts for number in part.lua_arguments()]
         self._arguments = pack_arguments(len(rule.parts), *numbers)
         self._fixed = 3 + 3 + len(numbers)  # arguments of a call that are not a key or its permits
-        self._by_digest = pack_arguments("EVALSHA", self.sha)
-        self._whole = pack_arguments("EVAL", self.text)
+        self._evalsha = pack_arguments("EVALSHA", self.sha)
+        self._eval = pack_arguments("EVAL", self.text)
         self._take = pack_arguments("take", "") + self._arguments
-        self._one = self._start(self._by_digest, 1)
+        self._one = self._start(self._evalsha, 1)
 
     def keys(self, key: str) -> list[str]:
         """The Redis keys of a client's key, one for each quota."""
-        tag = self._tag(key)
+        start = self._before + self._tag(key)
         if not self._dated:
-            return [self._before + tag + after for after in self._after]
+            return [start + after for after in self._after]
         now = self._clock.now() if self._clock else time_ns() // 1000
-        return [
-            self._before + tag + after + part.redis_suffix(now)
-            for after, part in zip(self._after, self._dated, strict=True)
-        ]
+        return [start + after + part.redis_suffix(now) for after, part in zip(self._after, self._dated, strict=True)]
 
     def slot(self, key: str) -> int:
-        """The Cluster slot of all keys of a client's key: what is between the braces decides."""
-        return binascii.crc_hqx(self._tag(key)[1:-1].encode(), 0) % 16384
+        """The Cluster slot of all keys of a client's key."""
+        return slot_of(self._tag(key))
 
-    def _tag(self, key: str) -> str:
-        return "{" + digest(key) + "}" if self._hash_keys else hash_tag(key)
-
-    def call(self, calls: Sequence[Call], whole: bool = False) -> bytes:
-        """One call for several of the same op; *whole* sends the script itself, which the server then knows."""
+    def command(self, calls: Sequence[LimiterCall], send_source: bool = False) -> bytes:
+        """One command for several calls of the same op; *send_source* sends the script, which the server then knows."""
         first = calls[0]
         middle = self._take if first.op == "take" and not self._clock else self._middle(first.op)
-        if len(calls) == 1 and not whole:
-            return (
-                self._one
-                + pack_arguments(*self.keys(first.key))
-                + middle
-                + _PERMITS.get(first.permits, pack_arguments(first.permits))
-            )
+        if len(calls) == 1 and not send_source:
+            permits = _PERMITS.get(first.permits) or pack_arguments(first.permits)
+            return self._one + pack_arguments(*self.keys(first.key)) + middle + permits
         keys = [pack_arguments(*self.keys(call.key)) for call in calls]
-        permits = [_PERMITS.get(call.permits) or pack_arguments(call.permits) for call in calls]
-        start = self._start(self._whole if whole else self._by_digest, len(calls))
-        return b"".join([start, *keys, middle, *permits])
+        counts = [_PERMITS.get(call.permits) or pack_arguments(call.permits) for call in calls]
+        start = self._start(self._eval if send_source else self._evalsha, len(calls))
+        return b"".join([start, *keys, middle, *counts])
+
+    def decision(self, reply: Any) -> Decision:
+        allowed, binds, remaining, reset, retry = reply
+        return answer(allowed == 1, self._units[binds - 1], remaining, reset, retry)
 
     def _start(self, script: bytes, checks: int) -> bytes:
         keys = checks * self.weight
@@ -193,14 +185,65 @@ class Script:
     def _middle(self, op: str) -> bytes:
         return pack_arguments(op, self._clock.now() if self._clock else "") + self._arguments
 
-    def decision(self, reply: Any) -> Decision:
-        allowed, binds, remaining, reset, retry = reply
-        return answer(allowed == 1, self._units[binds - 1], remaining, reset, retry)
 
-
-def still_owed(reply: Any) -> int:
-    """The permits that a refund left for another call, because to give all back would hold the server up."""
+def unrefunded(reply: Any) -> int:
+    """The permits that a refund left for another call, because all at once would keep the server busy for too long."""
     return int(reply[4])
 
 
 _PERMITS = {permits: pack_arguments(permits) for permits in range(1, 17)}
+
+
+def _hashed_tag(key: str) -> str:
+    return "{" + digest(key) + "}"
+
+
+def _sha(source: str) -> str:
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+class ScriptCall(NamedTuple):
+    """A call of a `LuaScript`: its first key, which decides the slot, and the packed arguments behind the digest."""
+
+    key: str
+    packed: bytes
+    size: int  # how many arguments are packed
+    op: str = "eval"
+
+
+class LuaScript:
+    """Any Lua script, called by its digest, with any keys of one slot and any arguments.
+
+        RELEASE = LuaScript("if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end")
+        reply = store.sync_executor().execute(RELEASE, RELEASE.call(["lock:{a}"], owner))
+
+    *repeatable*: a second run changes nothing, so a call whose reply was lost is sent again while there is time.
+    """
+
+    weight = 1
+    joins = False  # two calls are two commands
+
+    def __init__(self, source: str, repeatable: bool = False) -> None:
+        self.text = source
+        self.repeatable = repeatable
+        self.sha = _sha(source)
+        self._evalsha = pack_arguments("EVALSHA", self.sha)
+        self._eval = pack_arguments("EVAL", source)
+
+    def call(self, keys: Sequence[str], *arguments: str | int) -> ScriptCall:
+        """A call with these keys, all with one hash tag, and these arguments."""
+        return ScriptCall(keys[0], pack_arguments(len(keys), *keys, *arguments), 1 + len(keys) + len(arguments))
+
+    with_keys = call  # the former name
+
+    def slot(self, key: str) -> int:
+        """The Cluster slot of a Redis key."""
+        return slot_of(key)
+
+    def command(self, calls: Sequence[ScriptCall], send_source: bool = False) -> bytes:
+        """The command of one call; *send_source* sends the script, which the server then knows."""
+        [call] = calls
+        return b"*%d\r\n" % (2 + call.size) + (self._eval if send_source else self._evalsha) + call.packed
+
+
+Script = LimiterScript | LuaScript

@@ -1,4 +1,4 @@
-"""Asking Redis from threads."""
+"""Redis from threads: the connections to each server, and the executor that makes calls on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -19,83 +18,88 @@ from redis.retry import Retry
 from headgate._lifecycle import renew_after_fork
 from headgate._plan import run
 from headgate._waiters import SignalSafeEvent
-from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, Breakers, broke, pauses
-from headgate.redis.execute import NO_REPLY_ERRORS, Request, ScriptRequest, execute, probe
+from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, note_connected_at
+from headgate.redis.execute import (
+    NO_REPLY_ERRORS,
+    ConnectionsExhausted,
+    Executor,
+    Probe,
+    Request,
+    ScriptRequest,
+    probe,
+    probe_until_back,
+    reply_after_asking,
+)
 from headgate.redis.health import examine
-from headgate.redis.lua import Eval, Lua
-from headgate.redis.script import Call, Script
-from headgate.redis.topology import Send, Single, Unreached, pack, text, topology
+from headgate.redis.resp import pack
+from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall
+from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
 
-# A connection that idled longer than this is looked at before it is used: the server may have closed it.
-IDLE = 0.05  # seconds
-LONG_AGO = -math.inf
-LOOK = 0.1  # seconds after which whoever waits looks around: a signal may have lost a connection, or a word about it
-MOMENT = 0.001  # a time-out of 0 would mean: do not wait at all, and one below: a mistake
+MAX_IDLE = 0.05  # seconds after which an idle connection is checked before use: the server may have closed it
+NEVER = -math.inf
+RECHECK = 0.1  # seconds after which a waiter looks again: a signal may have lost a connection, or a wake-up
+MIN_TIMEOUT = 0.001  # seconds: a socket time-out of 0 would mean not to wait at all
 
 
-class PoolExhausted(Unreached):
-    """Every connection was in use for as long as a call may take."""
-
-
-class Connections:
-    """Connections to one server: the one used last is used next, at most *limit*, and who finds none waits for one.
+class ServerConnections:
+    """The connections to one server. The connection used last is used next; a caller that finds none free waits.
 
     redis-py's own pool polls the socket and counts on every loan, a quarter of the time of a check on a near server.
-    Somebody's own pool is used as it is.
+    The pool of a client that was handed in is used as it is.
     """
 
-    def __init__(self, target: RedisURL | redis.ConnectionPool, address: Address) -> None:
-        self._target = target
+    def __init__(self, source: RedisURL | redis.ConnectionPool, address: Address) -> None:
+        self._source = source
         self._address = address
-        self._idle: deque[tuple[Any, float]] = deque()
-        self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # one that an interrupt lost is none any more
-        self._making = threading.RLock()  # a signal handler may want one too
+        self._idle: deque[tuple[Any, float]] = deque()  # with the time of last use
+        self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # weak: a signal may lose one on its way to a caller
+        self._making = threading.RLock()  # reentrant: a signal handler may need a connection too
         self._waiting: OrderedDict[SignalSafeEvent, None] = OrderedDict()
-        self._broke_at = LONG_AGO
-        # of one that nobody has any more, before a garbage collection finds the sockets, which would complain
+        self._last_broken = NEVER
+        # closes them when this object is gone, before a garbage collection finds open sockets, which would warn
         weakref.finalize(self, _disconnect, self._idle).atexit = False
 
-    def borrow(self, until: float, unseen: float = IDLE) -> Any:
-        """A connection, connected; what is done with it takes no longer than *until*. Raises `Unreached` if none is.
+    def acquire(self, until: float, max_idle: float = MAX_IDLE) -> Any:
+        """A connected connection, whose reads and writes end by *until*. Raises `Unreached` if there is none.
 
-        One that idled for *unseen* seconds is looked at first.
+        A connection that was idle for longer than *max_idle* seconds is checked first.
         """
-        if not isinstance(self._target, RedisURL):
-            return self._lend(self._target, until)
+        if not isinstance(self._source, RedisURL):
+            return self._from_client(self._source, until)
         try:
-            connection, since = self._idle.pop()
+            connection, used_at = self._idle.pop()
         except IndexError:
-            connection, since = self._another(until)
+            connection, used_at = self._wait(until)
         now = monotonic()
-        if now - since > unseen or since <= self._broke_at:
+        if now - used_at > max_idle or used_at <= self._last_broken:
             try:
                 self._connect(connection, until - now)
             except BaseException as error:
-                self.give_back(connection, clean=False)
+                self.release(connection, clean=False)
                 if isinstance(error, ReadOnlyError):
                     raise
                 if isinstance(error, RedisError | OSError | ValueError):  # a host name can be wrong in many ways
                     raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
                 raise
             now = monotonic()
-        connection._sock.settimeout(max(until - now, MOMENT))
+        connection._sock.settimeout(max(until - now, MIN_TIMEOUT))
         return connection
 
-    def give_back(self, connection: Any, *, clean: bool) -> None:
-        """Take it back; one that is not *clean* may still get a reply, which would be the next caller's."""
+    def release(self, connection: Any, *, clean: bool) -> None:
+        """Take *connection* back. One that is not *clean* may still get a reply, which the next caller would read."""
         if not clean:
             connection.disconnect()
-            self._broke_at = monotonic()  # the others may have broken with it
-        if not isinstance(self._target, RedisURL):
+            self._last_broken = monotonic()  # the others may have broken with it
+        if not isinstance(self._source, RedisURL):
             if connection._sock is not None:
                 connection._sock.settimeout(connection.socket_timeout)
-            self._target.release(connection)
+            self._source.release(connection)
             return
-        self._idle.append((connection, monotonic() if clean else LONG_AGO))
+        self._idle.append((connection, monotonic() if clean else NEVER))
         if self._waiting:
-            self._wake()
+            self._wake_first()
 
     def close(self) -> None:
         for connection in _disconnect(self._idle):
@@ -111,61 +115,61 @@ class Connections:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def _another(self, until: float) -> tuple[Any, float]:
-        """Wait for one, without a lock that a signal could leave held. Whoever wakes us takes us off the list."""
-        bell = SignalSafeEvent()
+    def _wait(self, until: float) -> tuple[Any, float]:
+        """Make a connection or wait for one, without a lock that a signal could leave held."""
+        event = SignalSafeEvent()
         try:
             while True:
-                bell.clear()
-                self._waiting[bell] = None  # before the look: who gives one back after it must know that somebody waits
+                event.clear()
+                self._waiting[event] = None  # before the check: a thread that releases one after it must see us wait
                 try:
                     return self._idle.pop()
                 except IndexError:
                     pass
                 if made := self._make():
-                    return made, LONG_AGO
+                    return made, NEVER
                 left = until - monotonic()
                 if left <= 0:
-                    raise PoolExhausted(f"all {len(self._all)} connections are in use: raise max_connections")
-                bell.wait(min(left, LOOK))
+                    raise ConnectionsExhausted(f"all {len(self._all)} connections are in use: raise max_connections")
+                event.wait(min(left, RECHECK))
         finally:
-            self._waiting.pop(bell, None)
+            self._waiting.pop(event, None)
             if self._idle:
-                self._wake()  # we may have been woken, and leave it
+                self._wake_first()  # we may have been woken for a connection that we leave
 
-    def _wake(self) -> None:
-        """Let the one who has waited longest look."""
+    def _wake_first(self) -> None:
+        """Wake the thread that has waited longest, and take it off the list."""
         try:
-            bell, _ = self._waiting.popitem(last=False)
+            event, _ = self._waiting.popitem(last=False)
         except KeyError:
             return
-        bell.set()
+        event.set()
 
     def _make(self) -> Any:
-        """A new one, if there may be more."""
-        target = self._target
-        assert isinstance(target, RedisURL)
+        """A new connection, not connected yet; None if there are as many as there may be."""
+        url = self._source
+        assert isinstance(url, RedisURL)
         with self._making:
-            if len(self._all) >= target.max_connections:
+            if len(self._all) >= url.max_connections:
                 return None
-            options = target.connection_options(self._address)
-            made = target.connection(**options, socket_timeout=target.timeout, retry=Retry(NoBackoff(), 0))
+            options = url.connection_options(self._address)
+            made = url.connection(**options, socket_timeout=url.timeout, retry=Retry(NoBackoff(), 0))
             self._all.add(made)
             return made
 
-    def _lend(self, pool: redis.ConnectionPool, until: float) -> Any:
-        """One of somebody's own pool. It connects in its own time; what is asked on it has ours, if that is less."""
+    def _from_client(self, pool: redis.ConnectionPool, until: float) -> Any:
+        """A connection of a client's pool. It connects by the client's time-outs; a call on it ends by *until*."""
         try:
             connection: Any = pool.get_connection()
         except MaxConnectionsError as error:
-            raise PoolExhausted(str(error)) from error
-        left = max(until - monotonic(), MOMENT)
+            raise ConnectionsExhausted(str(error)) from error
+        left = max(until - monotonic(), MIN_TIMEOUT)
         if connection._sock is not None and left < (connection.socket_timeout or math.inf):
             connection._sock.settimeout(left)
         return connection
 
     def _connect(self, connection: Any, left: float) -> None:
-        """Connect, or again if the server has closed it: nothing was asked, so nothing may be there to read."""
+        """Connect, or connect again if the server has closed it: with no call under way there is nothing to read."""
         if connection._sock is not None:
             try:
                 if not connection.can_read():
@@ -173,165 +177,122 @@ class Connections:
             except (RedisError, OSError):
                 pass
             connection.disconnect()
-        target = self._target
-        assert isinstance(target, RedisURL)
+        url = self._source
+        assert isinstance(url, RedisURL)
         # where there are other servers to ask, one that cannot be reached must leave time for them
-        left = max(left if target.kind == "single" else left / 2, MOMENT)
-        connection.socket_connect_timeout = min(target.connect_timeout, left)
+        left = max(left if url.kind == "single" else left / 2, MIN_TIMEOUT)
+        connection.socket_connect_timeout = min(url.connect_timeout, left)
         connection.socket_timeout = left
-        connection.since = monotonic()
+        connection.connected_at = monotonic()
         connection.connect()
-        if target.kind == "sentinel" and not self._address.sentinel:
-            # a primary that was demoted cuts its clients off: the address is right no longer, and it would not say so
+        if url.kind == "sentinel" and not self._address.sentinel:
             connection.send_packed_command([pack("ROLE")], check_health=False)
-            if text(connection.read_response()[0]) != "master":
-                raise ReadOnlyError("READONLY it is not the primary any more")
+            check_role(connection.read_response())
 
 
 def _disconnect(idle: deque[tuple[Any, float]]) -> list[Any]:
-    gone = []
+    closed = []
     while idle:
         connection, _ = idle.pop()
         connection.disconnect()
-        gone.append(connection)
-    return gone
+        closed.append(connection)
+    return closed
 
 
-def read_both(connection: Any) -> Any:
-    """The reply to what came behind ASKING. Both are read whatever they are, so that none is left for the next call."""
-    refused = None
-    try:
-        connection.read_response()
-    except redis.ResponseError as error:
-        refused = error
-    reply = connection.read_response()
-    if refused:
-        raise refused
-    return reply
+class SyncExecutor(Executor):
+    """Makes calls from threads. Safe after a fork: the child starts without connections."""
 
-
-class SyncExecutor:
-    """A Redis, single, behind Sentinels or a Cluster, for threads. Safe after a fork: the child starts anew."""
-
-    def __init__(self, source: RedisURL | redis.ConnectionPool, shown: str) -> None:
+    def __init__(self, source: RedisURL | redis.ConnectionPool, display_name: str) -> None:
         self._source = source
-        self._shown = shown
-        self.timeout = source.timeout if isinstance(source, RedisURL) else 1.0  # a client's own time-outs count then
-        self.after_fork()
+        url = source if isinstance(source, RedisURL) else None
+        super().__init__(url, display_name, url.timeout if url else 1.0)  # a client has time-outs of its own
+        self._servers: dict[Address, ServerConnections] = {}
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Know nothing yet: the connections of a parent are the parent's."""
-        source = self._source
-        self._topology = topology(source) if isinstance(source, RedisURL) else Single(Address("", 0))
-        self._nodes: dict[Address, Connections] = {}
-        self._breakers = Breakers(self._shown, self._topology.sliced)
+        """Forget the connections, which are the parent's."""
+        self._forget_servers()
+        self._servers = {}
         self.closed = False
 
-    def ask(self, script: Script | Lua, call: Call | Eval, within: float | None = None) -> Any:
-        """The reply to *call*, *within* seconds or the time-out; raises at once while the breaker is open."""
-        slot = script.slot(call.key) if self._topology.sliced else 0
-        breaker = self._breakers.of(self._topology.address(slot))
-        if breaker.open:
-            self._probe_later(breaker, slot)
-            raise Unreached(f"{breaker.who} does not answer: {breaker.last_error}")
-        begun = monotonic()
-        hasty = within is not None and within < self.timeout
-        until = begun + (within if hasty and within else self.timeout)
-        try:
-            reply = run(execute(self._topology, script, call, until), partial(self._answer, until))
-        except PoolExhausted:
-            raise  # that is nothing the server did
-        except NO_REPLY_ERRORS as error:
-            if breaker.failed(error, begun, self.timeout if hasty else 0.0):
-                self._probe_later(breaker, slot)
-            raise
-        if breaker.failures:
-            breaker.answered()
-        return reply
+    def execute(self, script: Script, call: LimiterCall | ScriptCall, limit: float | None = None) -> Any:
+        """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
+        return run(self.plan(script, call, limit), self.answer)
+
+    ask = execute  # the former name
 
     def examine(self, within: float, patience: float) -> Health:
-        """Look at the server, *within* seconds; not through the breaker. A check has *patience* seconds."""
-        return run(examine(self._topology, patience), partial(self._answer, monotonic() + within))
+        """Check the server's health *within* seconds, past the breaker. A limiter's check has *patience* seconds."""
+        return run(examine(self._topology, patience, monotonic() + within), self.answer)
 
-    def breakers(self) -> list[Breaker]:
-        return self._breakers.all()
-
-    def connections(self) -> list[Connections]:
-        return list(self._nodes.values())
+    def connections(self) -> list[ServerConnections]:
+        return list(self._servers.values())
 
     def close(self) -> None:
         self.closed = True
-        for connections in list(self._nodes.values()):
+        for connections in list(self._servers.values()):
             connections.close()
 
-    def _answer(self, until: float, request: Request) -> Any:
+    def answer(self, request: Request) -> Any:
+        """Do what a plan requests: sleep, or send a command and read its reply."""
         if isinstance(request, float):
             time.sleep(request)
             return None
-        if isinstance(request, Send) and request.share < 1:
-            now = monotonic()
-            until = now + (until - now) * request.share
-        connections = self._nodes.get(request.address)
+        connections = self._servers.get(request.address)
         if connections is None:
-            connections = self._nodes.setdefault(request.address, Connections(self._source, request.address))
-        # a reply that came twice would be the next caller's: a lock that two have is worse than a look at the socket
-        careful = isinstance(request, ScriptRequest) and isinstance(request.script, Lua)
-        connection = connections.borrow(until, 0.0 if careful else IDLE)
+            made = ServerConnections(self._source, request.address)
+            connections = self._servers.setdefault(request.address, made)
+        # coordination's scripts check every connection: a stray reply read as theirs would give one lock to two owners
+        careful = isinstance(request, ScriptRequest) and isinstance(request.script, LuaScript)
+        connection = connections.acquire(request.until, 0.0 if careful else MAX_IDLE)
         clean = False
         try:
-            if isinstance(request, Send):
+            if isinstance(request, ServerCommand):
                 connection.send_packed_command([request.command], check_health=False)
+                reply = connection.read_response()
             else:
-                command = request.script.call([request.call], request.send_source)
+                command = request.script.command([request.call], request.send_source)
                 if request.asking:
                     connection.send_packed_command([pack("ASKING") + command], check_health=False)
-                    reply = read_both(connection)
-                    clean = True
-                    return reply
-                connection.send_packed_command([command], check_health=False)
-            reply = connection.read_response()
+                    reply = run(reply_after_asking(), lambda _: connection.read_response())
+                else:
+                    connection.send_packed_command([command], check_health=False)
+                    reply = connection.read_response()
             clean = True
             return reply
         except redis.ResponseError:
-            clean = True  # an answer too, and read to its end
+            clean = True  # an error is a reply too, and it was read to its end
             raise
         except NO_REPLY_ERRORS as error:
-            broke(connection, error)
+            note_connected_at(connection, error)
             raise
         finally:
-            connections.give_back(connection, clean=clean)  # whatever came, even a signal
+            connections.release(connection, clean=clean)  # whatever happened, a signal included
 
-    def _probe_later(self, breaker: Breaker, slot: int) -> None:
-        arguments = (weakref.ref(self), breaker, slot)  # weak: a limiter that nobody has any more needs no probe
+    def start_probe(self, breaker: Breaker, slot: int) -> None:
         try:
             if self.closed or not breaker.start_probe():
                 return
-            threading.Thread(target=_probe, args=arguments, name="headgate-probe", daemon=True).start()
-        except BaseException as error:  # no more threads here; or a signal, which a thread that starts may not survive
-            breaker.end_probe()  # one of the next calls may have more luck
+            arguments = (weakref.ref(self), breaker, slot)
+            threading.Thread(target=_probe_in_thread, args=arguments, name="headgate-probe", daemon=True).start()
+        except BaseException as error:  # no more threads; or a signal, which may have kept the thread from starting
+            breaker.end_probe()  # so that one of the next calls can start a probe
             if not isinstance(error, RuntimeError):
                 raise
 
-    def _probe(self, slot: int) -> None:
+    def probe(self, slot: int) -> None:
         until = monotonic() + max(self.timeout, PROBE_TIMEOUT)
-        run(probe(self._topology, slot, self.timeout), partial(self._answer, until))
+        run(probe(self._topology, slot, self.timeout, until), self.answer)
 
 
-def _probe(link: weakref.ref[SyncExecutor], breaker: Breaker, slot: int) -> None:
+def _probe_in_thread(executor: weakref.ref[SyncExecutor], breaker: Breaker, slot: int) -> None:
+    def answer(request: float | Probe) -> None:
+        if isinstance(request, Probe):
+            request.executor.probe(request.slot)
+        else:
+            time.sleep(request)
+
     try:
-        for pause in pauses():
-            time.sleep(pause if breaker.open else 0)
-            alive = link()
-            if alive is None or alive.closed or not breaker.failures:
-                return
-            try:
-                alive._probe(slot)
-            except Exception as error:  # whatever it is, there is nobody to hear it but the next try
-                breaker.give_up(error)
-                del alive
-            else:
-                breaker.answered()
-                return
+        run(probe_until_back(executor, breaker, slot), answer)
     finally:
         breaker.end_probe()

@@ -1,7 +1,7 @@
-"""Which server to ask: the only one, the one that the Sentinels name, or the one that has the key's slot.
+"""Which server to ask: the only one, the primary that the Sentinels name, or the one that has the key's slot.
 
-Everything that needs I/O is a plan (see `headgate._plan`) that yields `Send` requests, so threads and event loops
-share it. A topology never asks a replica for a decision.
+Everything that needs I/O is a plan (see `headgate._plan`) that yields `ServerCommand` requests, so threads and event
+loops share it. A topology never asks a replica for a decision.
 """
 
 from __future__ import annotations
@@ -10,54 +10,60 @@ from collections.abc import Generator
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
-from redis.exceptions import ConnectionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, ReadOnlyError, RedisError
 
+from headgate.redis.resp import pack, text
 from headgate.redis.url import Address, RedisURL
 
-REFRESH_EVERY = 0.1  # seconds at least between two looks at the map of a Cluster
-SHARE = 0.25  # to ask where to go is a part of a call; a server that is silent must leave time for the others
+REFRESH_EVERY = 0.1  # seconds at least between two reads of a Cluster's map
+SHARE = 0.25  # part of a call's time that one question about the way may take: a silent server leaves time for others
 
 
 class Unreached(ConnectionError):
     """No connection could be made: nothing was sent."""
 
 
-class Send(NamedTuple):
-    """A request: this command to that server. The answer is its reply, or its error raised."""
+class ServerCommand(NamedTuple):
+    """A request: send this command to that server. The answer is its reply, or its error raised."""
 
     address: Address
     command: bytes
-    share: float = 1.0  # the part of the time that is left which it may take
+    until: float  # monotonic time by which the reply must be there
 
 
-Plan = Generator[Send, Any, Address]
+Plan = Generator[ServerCommand, Any, Address]
 
 
 class Topology(Protocol):
     """What a caller must know of the servers."""
 
-    sliced: bool  # whether keys lie at different servers
+    partitioned: bool  # whether keys lie at different servers
 
     def address(self, slot: int) -> Address | None:
-        """Whom to ask for *slot*; None: find out with `discover`."""
+        """The server that decides for *slot*; None: unknown, find it with `discover`."""
         ...
 
     def servers(self) -> list[Address]:
-        """All that may be asked how things are; empty where `discover` is the way to know."""
+        """The servers that a health check may ask; empty where `discover` has to find one."""
         ...
 
-    def discover(self, slot: int) -> Plan: ...
+    def discover(self, slot: int, until: float) -> Plan:
+        """Find the server that decides for *slot*, by *until* (monotonic)."""
+        ...
+
     def lost(self, address: Address) -> bool:
-        """*address* does not answer, or no longer decides. Whether it is worth asking again where to go."""
+        """Note that *address* does not answer, or no longer decides. Returns whether `discover` may find another."""
         ...
 
-    def moved(self, slot: int, address: Address) -> None: ...
+    def moved(self, slot: int, address: Address) -> None:
+        """Note that *slot* is at *address* now, as a server has said."""
+        ...
 
 
 class Single:
     """One server."""
 
-    sliced = False
+    partitioned = False
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -68,7 +74,7 @@ class Single:
     def servers(self) -> list[Address]:
         return [self._address]
 
-    def discover(self, slot: int) -> Plan:
+    def discover(self, slot: int, until: float) -> Plan:
         yield from ()
         return self._address
 
@@ -82,13 +88,13 @@ class Single:
 
 
 class Sentinel:
-    """The primary of a service, as the Sentinels name it; asked again whenever it is lost."""
+    """The primary of a service, as the Sentinels name it; they are asked again whenever it is lost."""
 
-    sliced = False
+    partitioned = False
 
-    def __init__(self, target: RedisURL) -> None:
-        self._sentinels = list(target.hosts)
-        self._service = target.service
+    def __init__(self, url: RedisURL) -> None:
+        self._sentinels = list(url.hosts)
+        self._service = url.service
         self._primary: Address | None = None
 
     def address(self, slot: int) -> Address | None:
@@ -97,22 +103,23 @@ class Sentinel:
     def servers(self) -> list[Address]:
         return []
 
-    def discover(self, slot: int) -> Plan:
+    def discover(self, slot: int, until: float) -> Plan:
+        which = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         problems = []
         for sentinel in list(self._sentinels):
             try:
-                found = yield Send(sentinel, pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service), SHARE)
+                found = yield ServerCommand(sentinel, which, _share_of(until))
                 if not found:
                     problems.append(f"{sentinel.host}:{sentinel.port} does not know {self._service!r}")
                     continue
                 primary = Address(text(found[0]), int(found[1]))
-                # a Sentinel that was cut off names the primary of before
-                role = yield Send(primary, pack("ROLE"), SHARE)
+                # a Sentinel that was cut off still names the former primary
+                role = yield ServerCommand(primary, pack("ROLE"), _share_of(until))
             except (RedisError, OSError) as error:
                 problems.append(f"{sentinel.host}:{sentinel.port}: {error}")
                 continue
             if text(role[0]) == "master":
-                # the one that knew is asked first; a new list, since other threads may be here too
+                # the Sentinel that knew is asked first next time; a new list, since other threads may iterate over it
                 self._sentinels = [sentinel, *(other for other in self._sentinels if other != sentinel)]
                 self._primary = primary
                 return primary
@@ -128,14 +135,14 @@ class Sentinel:
 
 
 class Cluster:
-    """A map of 16,384 slots. A server that says MOVED is believed at once; when one is lost the map is read again."""
+    """A map of 16,384 slots. MOVED of a server is believed at once; when a server is lost the map is read again."""
 
-    sliced = True
+    partitioned = True
 
-    def __init__(self, target: RedisURL) -> None:
-        self._seeds = list(target.hosts)
+    def __init__(self, url: RedisURL) -> None:
+        self._seeds = list(url.hosts)
         self._slots: list[Address | None] = [None] * 16384
-        self._next_look = 0.0
+        self._read_again_at = 0.0
 
     def address(self, slot: int) -> Address | None:
         return self._slots[slot]
@@ -143,17 +150,17 @@ class Cluster:
     def servers(self) -> list[Address]:
         return list(dict.fromkeys([*(address for address in self._slots if address), *self._seeds]))
 
-    def discover(self, slot: int) -> Plan:
-        """Read the map, at most ten times a second, from the first server that gives one."""
+    def discover(self, slot: int, until: float) -> Plan:
+        """Read the map, at most ten times a second, from the first server that has one."""
         known = self._slots[slot]
-        if known is not None and monotonic() < self._next_look:
+        if known is not None and monotonic() < self._read_again_at:
             return known
-        self._next_look = monotonic() + REFRESH_EVERY
+        self._read_again_at = monotonic() + REFRESH_EVERY
         problems = []
         others = self.servers()
         for server in [*(a for a in others if a != known), *(a for a in others if a == known)]:
             try:
-                ranges = yield Send(server, pack("CLUSTER", "SLOTS"), SHARE)
+                ranges = yield ServerCommand(server, pack("CLUSTER", "SLOTS"), _share_of(until))
             except (RedisError, OSError) as error:
                 problems.append(f"{server.host}:{server.port}: {error}")
                 continue
@@ -165,7 +172,7 @@ class Cluster:
             found = slots[slot]
             if found is not None:
                 return found
-            problems.append(f"nobody has slot {slot}")
+            problems.append(f"no server has slot {slot}")
         raise ConnectionError(f"no server gives a map of the Cluster: {'; '.join(problems)}")
 
     def lost(self, address: Address) -> bool:
@@ -173,36 +180,29 @@ class Cluster:
 
     def moved(self, slot: int, address: Address) -> None:
         self._slots[slot] = address
-        self._next_look = 0.0
+        self._read_again_at = 0.0
 
 
-def topology(target: RedisURL) -> Topology:
-    """The one for what the URL says."""
-    if target.kind == "sentinel":
-        return Sentinel(target)
-    if target.kind == "cluster":
-        return Cluster(target)
-    return Single(target.hosts[0])
+def topology(url: RedisURL | None) -> Topology:
+    """The topology that a URL names; None: a client that was handed in, which knows its own server."""
+    if url is None:
+        return Single(Address("", 0))
+    if url.kind == "sentinel":
+        return Sentinel(url)
+    if url.kind == "cluster":
+        return Cluster(url)
+    return Single(url.hosts[0])
 
 
-def pack(*arguments: str | int) -> bytes:
-    """A whole command as the Redis protocol writes it."""
-    return b"*%d\r\n" % len(arguments) + pack_arguments(*arguments)
+def _share_of(until: float) -> float:
+    now = monotonic()
+    return now + (until - now) * SHARE
 
 
-def pack_arguments(*arguments: str | int) -> bytes:
-    packed = b""
-    for argument in arguments:
-        encoded = str(argument).encode()
-        packed += b"$%d\r\n%b\r\n" % (len(encoded), encoded)
-    return packed
-
-
-def text(reply: Any) -> str:
-    """A reply as text, whether the connection decodes or not."""
-    if isinstance(reply, ResponseError):
-        raise reply
-    return reply.decode() if isinstance(reply, bytes) else str(reply or "")
+def check_role(reply: Any) -> None:
+    """Refuse a server that is no primary: one that was demoted cuts its clients off, and does not say why."""
+    if text(reply[0]) != "master":
+        raise ReadOnlyError("READONLY it is not the primary any more")
 
 
 def cluster_is_ok(info: Any) -> bool:

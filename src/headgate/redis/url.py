@@ -1,8 +1,8 @@
-"""Where a Redis is: the store's URL, read into a value that says which servers to ask and how to connect to them.
+"""The URL of a Redis store, parsed into a value that says which servers to ask and how to connect to them.
 
 redis://user:password@host:6379/0                     one server; rediss:// for TLS, unix:///path for a socket
 redis+sentinel://h1:26379,h2:26379/service-name/0     the primary that the Sentinels name
-redis+cluster://h1:6379,h2:6379                       a Cluster; the hosts are where to ask for the map
+redis+cluster://h1:6379,h2:6379                       a Cluster; these hosts are asked for its map
 
 Behind a question mark: timeout, connect_timeout (seconds), max_connections, and everything that redis-py takes for a
 connection (ssl_ca_certs, ssl_certfile, ...); for Sentinels also sentinel_username and sentinel_password. TLS for
@@ -26,11 +26,11 @@ FORM = (
     "redis+sentinel://h1:26379,h2:26379/service-name/0 or redis+cluster://h1:6379,h2:6379"
 )
 
-# A check that takes longer than this is worth less than the answer that on_store_error gives.
+# A check that takes longer is worth less than the answer of on_store_error.
 TIMEOUT = 0.08  # seconds
 MAX_CONNECTIONS = 64
 
-# redis-py would say hello and tell its name and version first, in three round trips: a check has no time for that
+# Without this redis-py sends HELLO and its name and version first: three round trips, for which a check has no time.
 _SILENT = (
     {"driver_info": None}
     if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class RedisURL:
-    """What a URL says."""
+    """A parsed URL."""
 
     kind: str  # single, sentinel or cluster
     hosts: tuple[Address, ...]
@@ -86,18 +86,18 @@ def parse_url(
     connect_timeout: float | None = None,
     max_connections: int | None = None,
 ) -> RedisURL:
-    """Read a store's URL; arguments go before what it says. Raises a ValueError that says what would be right."""
+    """Parse a store's URL; arguments win over the URL's. Raises a ValueError that says what would be right."""
     arguments = {"timeout": timeout, "connect_timeout": connect_timeout, "max_connections": max_connections}
     given = {name: _OURS[name](name, value) for name, value in arguments.items() if value is not None}
-    shown = without_secrets(url)
+    safe_url = without_secrets(url)
     try:
-        return _read(url, shown, given)
+        return _read(url, safe_url, given)
     except (ValueError, TypeError, redis.RedisError) as error:
-        raise ValueError(f"cannot read the store URL {shown!r}: {error}; {FORM}") from None
+        raise ValueError(f"cannot read the store URL {safe_url!r}: {error}; {FORM}") from None
 
 
 def without_secrets(url: str) -> str:
-    """*url* for a message: nobody's password in it, however it was written."""
+    """*url* for a message: without its passwords, wherever in it they are."""
     plain, mark, query = re.sub(r"(?<=//).*@", "***@", url).partition("?")
     pairs = (pair.partition("=") for pair in query.split("&"))
     return plain + mark + "&".join(name + sign + ("***" if _secret(name) else value) for name, sign, value in pairs)
@@ -107,7 +107,7 @@ def _secret(name: str) -> bool:
     return "password" in unquote(name).lower()
 
 
-def _read(url: str, shown: str, given: dict[str, Any]) -> RedisURL:
+def _read(url: str, safe_url: str, given: dict[str, Any]) -> RedisURL:
     parts = urlsplit(url)
     if parts.scheme not in _KINDS:
         raise ValueError(f"unknown scheme {parts.scheme!r}")
@@ -151,7 +151,7 @@ def _read(url: str, shown: str, given: dict[str, Any]) -> RedisURL:
         addresses = (Address(options.pop("path"), 0),)
     options.pop("host", None)
     options.pop("port", None)
-    connection(**options)  # makes no connection: says which argument it does not know
+    connection(**options)  # connects to nothing, but raises for an argument that it does not know
     sentinel_options = {name: value for name, value in options.items() if name.startswith("ssl")} | sentinel_auth
     return RedisURL(
         kind,
@@ -163,13 +163,13 @@ def _read(url: str, shown: str, given: dict[str, Any]) -> RedisURL:
         options,
         sentinel_options,
         connection,
-        shown,
+        safe_url,
     )
 
 
 _ALIASES = {"socket_timeout": "timeout", "socket_connect_timeout": "connect_timeout"}  # redis-py's names for ours
 _KNOWN = {"ssl", "db", "username", "password", "client_name", "protocol", "socket_keepalive", "health_check_interval"}
-_KNOWN |= {"encoding", "encoding_errors", "decode_responses", "retry_on_timeout"}  # other clients' URLs have them
+_KNOWN |= {"encoding", "encoding_errors", "decode_responses", "retry_on_timeout"}  # in URLs of other clients
 _SENTINEL_AUTH = ("sentinel_username", "sentinel_password")
 
 
@@ -179,7 +179,7 @@ def _host(text: str, default_port: int, kind: str) -> Address:
         port = default_port if parts.port is None else parts.port
     except ValueError:
         port = 0
-    if not 0 < port < 65536:  # what stands there may be half of a password, so it is not shown
+    if not 0 < port < 65536:  # not shown: it may be half of a password
         raise ValueError("the port must be a number from 1 to 65535; write / # ? @ of a password as %2F %23 %3F %40")
     if not parts.hostname and kind != "single":
         raise ValueError("a host is missing")

@@ -168,12 +168,12 @@ class RedisNumbers:
 async def _ask(store: Any) -> dict[str, float]:
     from redis.exceptions import RedisError
 
-    from headgate.redis.lua import Lua
+    from headgate.redis.script import LuaScript
 
-    info = Lua("return redis.call('INFO')", repeatable=True)
+    info = LuaScript("return redis.call('INFO')", repeatable=True)
     began = monotonic()
     try:
-        reply = await store.loop().ask(info, info.with_keys([f"{store.prefix}:{{info}}"]))
+        reply = await store.async_executor().execute(info, info.call([f"{store.prefix}:{{info}}"]))
     except (RedisError, OSError):
         return {"up": 0}
     numbers: dict[str, float] = {"up": 1, "response_seconds": monotonic() - began}

@@ -15,7 +15,7 @@ from headgate._lifecycle import renew_after_fork
 from headgate.clock import Clock
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
-from headgate.redis.gates import AsyncRedisBackend, RedisBackend
+from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import WITHIN
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import RedisURL, parse_url
@@ -34,10 +34,10 @@ class RedisStore:
     redis            a URL (see `headgate.redis.url`), or a client of redis-py: a plain one serves `Limiter`, an
                      asyncio one `AsyncLimiter`
     prefix           what every key starts with
-    hash_keys        store a digest of the client's key instead of the key: shorter, and it shows nobody's address
+    hash_keys        store a digest of the client's key instead of the key: shorter, and no addresses in Redis
     timeout          seconds that a check may take in all; then on_store_error answers
     connect_timeout  seconds of those to connect
-    max_connections  to each server, for threads; who finds none free waits within the time-out
+    max_connections  to each server, for threads; a caller that finds none free waits within the time-out
     clock            tests only: this time instead of the server's
     """
 
@@ -53,21 +53,21 @@ class RedisStore:
         clock: Clock | None = None,
     ) -> None:
         self._source = _source(redis, timeout, connect_timeout, max_connections)
+        self.url = self._source if isinstance(self._source, RedisURL) else None  # None: a client was handed in
+        self.display_name = f"Redis at {self.url.safe_url}" if self.url else "the client's Redis"  # without password
+        self.partitioned = self.url is not None and self.url.kind == "cluster"  # keys lie at different servers
         self.prefix = _check_prefix(prefix)
         if not isinstance(hash_keys, bool):
             raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
-        self.url = self._source if isinstance(self._source, RedisURL) else None  # None: a client was handed in
-        self.display_name = self.url.safe_url if self.url else "the client's Redis"
-        self.partitioned = self.url is not None and self.url.kind == "cluster"
         self.attachments: dict[str, Any] = {}  # what hybrid and coordination keep with the store
-        self._threads: SyncExecutor | None = None
-        self._threads_examiner: SyncExecutor | None = None
+        self._sync_executor: SyncExecutor | None = None
+        self._health_executor: SyncExecutor | None = None
         self._health: Health | None = None
         self._health_at = 0.0
-        self._latest: AsyncExecutor | None = None
-        self._loops: dict[asyncio.AbstractEventLoop, AsyncExecutor] = {}
+        self._latest_executor: AsyncExecutor | None = None
+        self._async_executors: dict[asyncio.AbstractEventLoop, AsyncExecutor] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -78,8 +78,8 @@ class RedisStore:
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # max_keys is not there any more
 
     def after_fork(self) -> None:
-        """Nobody holds a lock, and nobody looks: whoever does so is in the parent."""
-        self._looking: asyncio.Task[Health] | None = None
+        """Start with free locks: a thread that held one, or a task that checked the health, is in the parent."""
+        self._health_check: asyncio.Task[Health] | None = None
         self._lock = threading.Lock()
         self._health_lock = threading.Lock()
 
@@ -87,15 +87,15 @@ class RedisStore:
         raise TypeError(NO_PICKLE)
 
     def __repr__(self) -> str:
-        return f"<RedisStore: {self._shown()}>"  # without the password
+        return f"<RedisStore: {self.display_name}>"
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisBackend:
-        """A gate for threads."""
-        self._plain_source()
+        """The backend of *rule* for threads."""
+        self._sync_source()
         return RedisBackend(self, rule, on_store_error)
 
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisBackend:
-        """A gate for asyncio."""
+        """The backend of *rule* for asyncio."""
         self._async_source()
         return AsyncRedisBackend(self, rule, on_store_error)
 
@@ -104,6 +104,8 @@ class RedisStore:
         from headgate.hybrid.redis_leases import RedisLeases  # its Lua stands beside its Python twin
 
         return RedisLeases(self)
+
+    # ------------------------------------------------------------------------------------------------ connections
 
     @property
     def serves_threads(self) -> bool:
@@ -116,95 +118,72 @@ class RedisStore:
         return not isinstance(self._source, redis.ConnectionPool)
 
     def sync_executor(self) -> SyncExecutor:
-        """The connections for threads, made when they are first needed."""
-        if self._threads is None:
+        """What makes calls from threads; it and its connections are made when they are first needed."""
+        if self._sync_executor is None:
             with self._lock:
-                self._threads = self._threads or SyncExecutor(self._plain_source(), self._shown())
-        return self._threads
+                self._sync_executor = self._sync_executor or SyncExecutor(self._sync_source(), self.display_name)
+        return self._sync_executor
 
+    def async_executor(self) -> AsyncExecutor:
+        """What makes calls from the running event loop; each event loop has its own."""
+        loop = asyncio.get_running_loop()
+        latest = self._latest_executor
+        if latest is not None and latest.loop is loop:
+            return latest
+        with self._lock:
+            executor = self._async_executors.get(loop)
+            if executor is None:
+                for closed in [other for other in self._async_executors if other.is_closed()]:  # without an aclose()
+                    del self._async_executors[closed]
+                executor = self._async_executors[loop] = AsyncExecutor(self._async_source(), self.display_name)
+                executor.close_with_loop()
+            self._latest_executor = executor
+        return executor
+
+    def spare_executor(self, timeout: float) -> AsyncExecutor | None:
+        """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
+        return AsyncExecutor(self.url, self.display_name, timeout) if self.url else None
+
+    def latest_executor(self) -> AsyncExecutor | None:
+        """The running event loop's executor, or that of the last event loop that had one."""
+        try:
+            return self._async_executors.get(asyncio.get_running_loop(), self._latest_executor)
+        except RuntimeError:
+            return self._latest_executor
+
+    # former names, until hybrid and coordination use the others
     def threads(self) -> SyncExecutor:
         return self.sync_executor()
 
     def loop(self) -> AsyncExecutor:
         return self.async_executor()
 
-    def async_executor(self) -> AsyncExecutor:
-        """The running event loop's connections, made when they are first needed."""
-        loop = asyncio.get_running_loop()
-        latest = self._latest
-        if latest is not None and latest.loop is loop:
-            return latest
-        with self._lock:
-            link = self._loops.get(loop)
-            if link is None:
-                for closed in [other for other in self._loops if other.is_closed()]:  # without an aclose()
-                    del self._loops[closed]
-                link = self._loops[loop] = AsyncExecutor(self._async_source(), self._shown())
-                link.close_with_loop()
-            self._latest = link
-        return link
+    def _shown(self) -> str:
+        return self.display_name
 
-    def spare_executor(self, timeout: float) -> AsyncExecutor | None:
-        """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
-        return AsyncExecutor(self.url, self._shown(), timeout) if self.url else None
-
-    def latest(self) -> AsyncExecutor | None:
-        """The running event loop's connections, or those of the last one that had any."""
-        try:
-            return self._loops.get(asyncio.get_running_loop(), self._latest)
-        except RuntimeError:
-            return self._latest
-
-    def health(self) -> Health:
-        """Ask the server how it is, on a connection of its own; asked again within a second, the same answer."""
-        with self._health_lock:
-            if self._health is None or monotonic() - self._health_at > 1.0:
-                if self._threads_examiner is None:
-                    self._threads_examiner = SyncExecutor(_apart(self._plain_source()), self._shown())
-                seen = self._threads_examiner.examine(WITHIN, self._patience())
-                self._health, self._health_at = _with_connections(seen, self._threads), monotonic()
-            return self._health
-
-    async def ahealth(self) -> Health:
-        """The same for asyncio."""
-        if self._health is not None and monotonic() - self._health_at <= 1.0:
-            return self._health
-        looking, loop = self._looking, asyncio.get_running_loop()
-        if looking is None or looking.done() or looking.get_loop() is not loop:
-            looking = self._looking = loop.create_task(self._look())
-        return await asyncio.shield(looking)
-
-    async def _look(self) -> Health:
-        examiner = AsyncExecutor(_apart(self._async_source()), self._shown(), WITHIN)
-        try:
-            seen = await examiner.examine(WITHIN, self._patience())
-        finally:
-            await examiner.aclose()
-        self._health, self._health_at = _with_connections(seen, self._latest), monotonic()
-        return self._health
-
-    def _patience(self) -> float:
-        return self._source.timeout if isinstance(self._source, RedisURL) else 1.0
+    @property
+    def _loops(self) -> dict[asyncio.AbstractEventLoop, AsyncExecutor]:
+        return self._async_executors
 
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
-        for link in (self._threads, self._threads_examiner):
-            if link:
-                link.close()
-        self._threads = self._threads_examiner = None
+        for executor in (self._sync_executor, self._health_executor):
+            if executor:
+                executor.close()
+        self._sync_executor = self._health_executor = None
+
+    async def close_loop(self) -> None:
+        """Close the running event loop's connections."""
+        executor, self._latest_executor = self._async_executors.pop(asyncio.get_running_loop(), None), None
+        if executor:
+            await executor.aclose()
 
     async def aclose(self) -> None:
         """Close the running event loop's connections, and those for threads."""
         await self.close_loop()
         self.close()
 
-    async def close_loop(self) -> None:
-        """Close the running event loop's connections."""
-        link, self._latest = self._loops.pop(asyncio.get_running_loop(), None), None
-        if link:
-            await link.aclose()
-
-    def _plain_source(self) -> RedisURL | redis.ConnectionPool:
+    def _sync_source(self) -> RedisURL | redis.ConnectionPool:
         if isinstance(self._source, redis.asyncio.ConnectionPool):
             raise TypeError("threads need a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
         return self._source
@@ -214,8 +193,38 @@ class RedisStore:
             raise TypeError("asyncio needs a redis.asyncio.Redis or a URL; the store was given a redis.Redis")
         return self._source
 
-    def _shown(self) -> str:
-        return f"Redis at {self._source.safe_url}" if isinstance(self._source, RedisURL) else "the client's Redis"
+    # ----------------------------------------------------------------------------------------------------- health
+
+    def health(self) -> Health:
+        """Check the server's health on a connection of its own; the answer is good for a second."""
+        with self._health_lock:
+            if self._health is None or monotonic() - self._health_at > 1.0:
+                if self._health_executor is None:
+                    self._health_executor = SyncExecutor(_separate(self._sync_source()), self.display_name)
+                seen = self._health_executor.examine(WITHIN, self._patience())
+                self._health, self._health_at = _with_connections(seen, self._sync_executor), monotonic()
+            return self._health
+
+    async def ahealth(self) -> Health:
+        """The same for asyncio."""
+        if self._health is not None and monotonic() - self._health_at <= 1.0:
+            return self._health
+        check, loop = self._health_check, asyncio.get_running_loop()
+        if check is None or check.done() or check.get_loop() is not loop:
+            check = self._health_check = loop.create_task(self._examine())
+        return await asyncio.shield(check)
+
+    async def _examine(self) -> Health:
+        executor = AsyncExecutor(_separate(self._async_source()), self.display_name, WITHIN)
+        try:
+            seen = await executor.examine(WITHIN, self._patience())
+        finally:
+            await executor.aclose()
+        self._health, self._health_at = _with_connections(seen, self._latest_executor), monotonic()
+        return self._health
+
+    def _patience(self) -> float:
+        return self.url.timeout if self.url else 1.0
 
 
 Source = RedisURL | redis.ConnectionPool | redis.asyncio.ConnectionPool
@@ -224,7 +233,7 @@ Source = RedisURL | redis.ConnectionPool | redis.asyncio.ConnectionPool
 def _source(
     given: str | Client, timeout: float | None, connect_timeout: float | None, max_connections: int | None
 ) -> Source:
-    """Where connections come from: a URL, or the pool of somebody's client."""
+    """Where connections come from: a URL, or the pool of a client that was handed in."""
     if isinstance(given, str):
         return parse_url(given, timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
     if (timeout, connect_timeout, max_connections) != (None, None, None):
@@ -237,22 +246,22 @@ def _source(
 Pool = TypeVar("Pool", bound=redis.ConnectionPool | redis.asyncio.ConnectionPool)
 
 
-def _apart(source: RedisURL | Pool) -> RedisURL | Pool:
-    """The same way to connect, for a look that must neither wait for others' connections nor try for long."""
+def _separate(source: RedisURL | Pool) -> RedisURL | Pool:
+    """The same way to connect, for a health check that neither waits for a client's connections nor tries for long."""
     if isinstance(source, RedisURL):
         return source
     brief = {"socket_timeout": WITHIN / 2, "socket_connect_timeout": WITHIN / 2, "retry": None}
     return type(source)(source.connection_class, 4, **{**source.connection_kwargs, **brief})
 
 
-def _with_connections(seen: Health, link: SyncExecutor | AsyncExecutor | None) -> Health:
-    used = link.connections() if link else []
+def _with_connections(seen: Health, executor: SyncExecutor | AsyncExecutor | None) -> Health:
+    servers = executor.connections() if executor else []
     counts = {
-        "in_use": sum(server.in_use() for server in used),
-        "idle": sum(server.idle() for server in used),
-        "waiting": sum(server.waiting for server in used),
+        "in_use": sum(server.in_use() for server in servers),
+        "idle": sum(server.idle() for server in servers),
+        "waiting": sum(server.waiting for server in servers),
     }
-    if seen.healthy and isinstance(link, SyncExecutor) and counts["waiting"] and not counts["idle"]:
+    if seen.healthy and isinstance(executor, SyncExecutor) and counts["waiting"] and not counts["idle"]:
         words = f"{counts['waiting']} callers wait for one of {counts['in_use']} connections: raise max_connections"
         return dataclasses.replace(
             seen, healthy=False, reason="pool exhausted", problems=(*seen.problems, words), connections=counts
