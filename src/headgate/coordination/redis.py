@@ -133,8 +133,8 @@ class Redis:
         finally:
             if self._owned:
                 await self.store.aclose()
-            elif (link := self.store.latest()) and link.loop is asyncio.get_running_loop():
-                await link.aclose()  # the store is its owner's to close; this loop's connections end with the loop
+            else:
+                await self.store.close_loop()  # the store is its owner's to close; this loop's connections end with it
 
 
 @cache
