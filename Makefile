@@ -39,7 +39,7 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
-.PHONY: help check serve test test-pure test-compiled soak mutants lint format types bench docs-plots clean
+.PHONY: help check serve test test-pure test-compiled coverage soak mutants lint lint-workflows format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -81,6 +81,15 @@ test-pure: $(TOOLS) ## the suite against plain Python only
 test-compiled: $(COMPILED) ## the suite against the compiled build only
 	@$(call pytest,compiled,1,$(CURDIR)/build/compiled)
 
+# A test that is about speed may fail while it is measured; the figure is reported all the same.
+coverage: $(TOOLS) ## branch coverage of the plain build, all processes of the tests included; build/coverage/html
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@HEADGATE_EXPECT_COMPILED=0 $(BIN)/python -m coverage run -m pytest -q -n $(JOBS) --dist loadgroup \
+		$(PYTEST_FLAGS) $(TESTS) || echo "== some tests failed"
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage html -q
+	@$(BIN)/python -m coverage report
+
 soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks under torture, crawlers, thousands of traces
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
@@ -91,10 +100,15 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
 	@$(BIN)/python -m tests.hybrid.mutants
 
-lint: $(CHECK_TOOLS) ## ruff: rules and format
+lint: lint-workflows ## ruff: rules and format; zizmor and check-jsonschema: .github
 	@echo "== lint"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+lint-workflows: $(CHECK_TOOLS) ## only what is in .github, without a network
+	@$(BIN)/zizmor --offline --pedantic --no-progress -q .github
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
 
 format: $(CHECK_TOOLS) ## let ruff put the format right, and what else it can
 	@$(BIN)/ruff check --fix .

@@ -13,7 +13,7 @@ from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
 from tests.support.clusters import Cluster, Sentinels
 from tests.support.places import Place
-from tests.support.servers import KINDS, Server, Servers, quiet_port
+from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
 
 pytest.register_assert_rewrite("tests.support.scenario")
@@ -32,7 +32,11 @@ STARTED = (Server, Sentinels, Cluster, Service, Chromium)  # what a fixture give
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
-    config.addinivalue_line("markers", "impatient: with time-outs of Redis that a test can wait for")
+    config.addinivalue_line(
+        "markers",
+        f"store_timeout(seconds): the time-out that the URLs of test servers carry; {PATIENCE:g} if not "
+        "marked. None: no setting, so that the shipped time-outs hold",
+    )
     config.addinivalue_line("markers", "server: starts a server; set by itself for tests that use a server's fixture")
     config.addinivalue_line("markers", "slow: needs no server, but more than two seconds; `make check` leaves it out")
 
@@ -87,12 +91,17 @@ def bound(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give servers more time than users would: a busy machine is not what tests are about."""
-    impatient = request.node.get_closest_marker("impatient")
-    monkeypatch.setattr("headgate.redis.url.TIMEOUT", 0.5 if impatient else 10.0)
-    monkeypatch.setattr("headgate.coordination.place.TIMEOUT", 2.0 if impatient else 10.0)
-    monkeypatch.setattr("headgate.stores.redis.WITHIN", 1.0 if impatient else 10.0)
+def store_timeout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the URLs of this test's servers say its time-out. The product itself runs as it is shipped."""
+    marker = request.node.get_closest_marker("store_timeout")
+    if marker:
+        monkeypatch.setattr("tests.support.servers.url_timeout", marker.args[0])
+
+
+@pytest.fixture
+def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give `health()` ten seconds: it has one, no setting, and a machine may stand still for longer than that."""
+    monkeypatch.setattr("headgate.stores.redis.WITHIN", 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from tests.support.pulse import Pulse
 from tests.support.servers import Server
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_a_healthy_one(any_redis_server: Server) -> None:
     store = RedisStore(any_redis_server.url)
     with Limiter("5/minute", store=store) as limiter:
@@ -27,6 +28,7 @@ def test_a_healthy_one(any_redis_server: Server) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_a_healthy_one_async(redis_server: Server) -> None:
     async def check() -> None:
         store = RedisStore(redis_server.url)
@@ -36,7 +38,6 @@ def test_a_healthy_one_async(redis_server: Server) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.impatient
 def test_one_that_hangs_and_one_that_is_gone(mortal_server: Server) -> None:
     store = RedisStore(mortal_server.url, timeout=0.1)
     os.kill(mortal_server.process.pid, signal.SIGSTOP)
@@ -54,6 +55,7 @@ def test_one_that_hangs_and_one_that_is_gone(mortal_server: Server) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_settings_that_will_make_trouble(mortal_server: Server) -> None:
     client = mortal_server.client()
     client.config_set("maxmemory", "100mb")
@@ -70,6 +72,7 @@ def test_settings_that_will_make_trouble(mortal_server: Server) -> None:
     full.close()
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_a_replica_makes_no_decisions(mortal_server: Server, redis_server: Server) -> None:
     mortal_server.client().replicaof("127.0.0.1", str(redis_server.port))
     store = RedisStore(mortal_server.url)
@@ -77,6 +80,7 @@ def test_a_replica_makes_no_decisions(mortal_server: Server, redis_server: Serve
     store.close()
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_by_the_limiter(redis_server: Server) -> None:
     async def check() -> None:
         async with AsyncLimiter("5/minute", store=redis_server.url) as limiter:

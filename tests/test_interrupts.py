@@ -25,7 +25,7 @@ def test_memory_goes_on(algorithm: str) -> None:
 
 
 def test_a_redis_connection_never_keeps_somebody_elses_reply(redis_server: Server) -> None:
-    assert pestered("redis", redis_server.url + "?timeout=10") == "survived\n"
+    assert pestered("redis", redis_server.bare_url + "?timeout=10") == "survived\n"
 
 
 class Folded(str):

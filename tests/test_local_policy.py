@@ -10,7 +10,7 @@ from tests.support.clocks import until
 from tests.support.places import ALGORITHMS
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.impatient
+pytestmark = pytest.mark.store_timeout(0.5)
 
 
 def _back(limiter: Limiter) -> None:

@@ -107,6 +107,7 @@ def test_a_forked_child_asks_memory_while_its_parents_threads_do() -> None:
         in_child(lambda: limiter.try_acquire("k", 2) and len(store) == 1 and limiter.peek("k").remaining == 0)
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_a_forked_child_looks_at_the_server_while_its_parent_does(redis_server: Server) -> None:
     store = RedisStore(redis_server.patient_url)
     with store._health_lock:  # as a thread of the parent has it, which is not in the child
@@ -203,7 +204,7 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server
 
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
 def test_an_event_loop_ends_soon_where_redis(trouble: int, mortal_server: Server) -> None:
-    url = f"{mortal_server.url}?socket_timeout=50&socket_connect_timeout=50"
+    url = f"{mortal_server.bare_url}?socket_timeout=50&socket_connect_timeout=50"
     limiter = AsyncHybridLimiter("1000/day", store=url)
 
     async def lose() -> int:
@@ -254,7 +255,7 @@ def release_late(url: str) -> None:
 
 
 def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_server: Server) -> None:
-    run_child("fork", release_late, redis_server.url)
+    run_child("fork", release_late, redis_server.bare_url)
     assert Lock("k", store=redis_server.patient_url).acquire(timeout=0)
 
 

@@ -204,7 +204,7 @@ def test_a_new_algorithm_on_live_keys_does_no_harm(redis_server: Server) -> None
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)
 def test_a_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> None:
     """It is used as it is, and left open."""
-    with redis.Redis.from_url(redis_server.url, **options) as client:
+    with redis.Redis.from_url(redis_server.bare_url, **options) as client:
         store = RedisStore(client, prefix="mine", clock=ManualClock())
         with Limiter("2/minute", store=store, on_store_error="raise") as limiter:
             assert limiter.try_acquire("k").remaining == 1
@@ -218,7 +218,7 @@ def test_a_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)
 def test_an_async_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> None:
     async def check() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url, **options) as client:
+        async with redis.asyncio.Redis.from_url(redis_server.bare_url, **options) as client:
             store = RedisStore(client, clock=ManualClock())
             async with AsyncLimiter("2/minute", store=store, on_store_error="raise") as limiter:
                 assert (await limiter.try_acquire("k")).remaining == 1
@@ -243,7 +243,7 @@ def test_one_store_under_both_doors(redis_server: Server) -> None:
 
 
 def test_the_database_of_the_url(redis_server: Server) -> None:
-    url = redis_server.url.removesuffix("/0") + "/5"
+    url = redis_server.bare_url.removesuffix("/0") + "/5?timeout=10"
     with Limiter("10/minute", store=url, on_store_error="raise") as limiter:
         limiter.try_acquire("k")
     with redis.Redis(port=redis_server.port, db=5) as client:
@@ -254,7 +254,7 @@ def test_the_database_of_the_url(redis_server: Server) -> None:
 def test_a_password(mortal_server: Server) -> None:
     with mortal_server.client() as client:
         client.config_set("requirepass", "s3cret")
-    url = f"redis://:s3cret@127.0.0.1:{mortal_server.port}/0"
+    url = f"redis://:s3cret@127.0.0.1:{mortal_server.port}/0?timeout=10"
     with Limiter("10/minute", store=url, on_store_error="raise") as limiter:
         assert limiter.try_acquire("k").remaining == 9
 

@@ -208,7 +208,7 @@ def test_killed_and_back_async(server: Server) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.impatient
+@pytest.mark.store_timeout(None)
 def test_a_server_that_hangs_is_not_waited_for(server: Server) -> None:
     """And when it goes on, nobody gets an answer that was meant for somebody else."""
     with Limiter("1000/30d", store=server.url) as limiter:
@@ -221,14 +221,14 @@ def test_a_server_that_hangs_is_not_waited_for(server: Server) -> None:
             hung = [limiter.peek("a", permits=0), limiter.peek("b", permits=0)]
             took = time.monotonic() - begun
         assert all(decision.degraded for decision in hung)
-        assert took < 5.0 + pulse.slack
+        assert took < 1.0 + pulse.slack
         os.kill(server.process.pid, signal.SIGCONT)
         for _ in range(20):
             assert patient.peek("b", permits=0).remaining == 800
             assert patient.peek("a", permits=0).remaining == 900
 
 
-@pytest.mark.impatient
+@pytest.mark.store_timeout(None)
 def test_a_server_that_hangs_is_not_waited_for_async(server: Server) -> None:
     async def check() -> None:
         async with AsyncLimiter("1000/30d", store=server.url) as limiter:
@@ -240,7 +240,7 @@ def test_a_server_that_hangs_is_not_waited_for_async(server: Server) -> None:
                 hung = await asyncio.gather(*(limiter.peek(key, permits=0) for key in "ab" * 50))
                 took = time.monotonic() - begun
             assert all(decision.degraded for decision in hung)
-            assert took < 5.0 + pulse.slack
+            assert took < 1.0 + pulse.slack
             os.kill(server.process.pid, signal.SIGCONT)
             deadline = time.monotonic() + PATIENCE
             while (await patient.peek("a", permits=0)).degraded:  # until a probe has found it

@@ -17,7 +17,7 @@ def url(request: pytest.FixtureRequest, servers: Servers) -> str:
     """Memory's, whose states nobody clears: tests take names of their own; then an empty server's."""
     if request.param == "memory":
         return "memory://"
-    return f"{servers.empty(request.param).url}?timeout=10"
+    return servers.empty(request.param).url
 
 
 @pytest.fixture

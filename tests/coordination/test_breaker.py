@@ -742,7 +742,7 @@ async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server,
     with FaultyProxy(redis_server.port) as proxy:
         rules: Any = {"failures": 1, "open_for": 0.05, "successes": 1, "lease": 100.0}
         direct = AsyncCircuitBreaker(name, store=redis_server.patient_url, **rules)
-        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=10", **rules)
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.bare_url}?timeout=10", **rules)
         await direct.record_failure()
         while not await direct.try_recover():  # noqa: ASYNC110  # nobody tells when it is time
             await asyncio.sleep(0.01)
@@ -764,7 +764,7 @@ async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server,
 
 async def test_a_report_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        breaker = AsyncCircuitBreaker(name, store=f"{proxy.url}?timeout=10", failures=1)
+        breaker = AsyncCircuitBreaker(name, store=f"{proxy.bare_url}?timeout=10", failures=1)
         assert await breaker.state == "CLOSED"
         proxy.swallow_requests = True
         task = asyncio.create_task(breaker.record_failure())
@@ -793,7 +793,7 @@ def test_what_began_alone_ends_alone(mortal_server: Server, name: str) -> None:
     mortal_server.kill()
     breaker.__enter__()
     mortal_server.restart()
-    direct = CircuitBreaker(name, store=f"{mortal_server.url}?timeout=10", failures=1)
+    direct = CircuitBreaker(name, store=f"{mortal_server.bare_url}?timeout=10", failures=1)
     wait_until(answers, "Redis is back")
     breaker.__exit__(OSError, OSError(), None)
     assert direct.state == "CLOSED"

@@ -402,7 +402,7 @@ def test_many_locks_on_a_redis_that_is_far_away(redis_server: Server, name: str)
         return [hold.until for lock in locks if (hold := lock._own())]
 
     with FaultyProxy(redis_server.port) as proxy:
-        locks = [Lock(f"{name} {number}", store=f"{proxy.url}?timeout=10", ttl=6.0) for number in range(60)]
+        locks = [Lock(f"{name} {number}", store=f"{proxy.bare_url}?timeout=10", ttl=6.0) for number in range(60)]
         with ThreadPoolExecutor(10) as executor:
             assert all(executor.map(Lock.acquire, locks))
             proxy.delay = 0.15
@@ -702,7 +702,7 @@ def test_a_fork_while_tasks_wait(redis_server: Server) -> None:
     """They are the parent's: to end them in the child ends nothing else."""
     with FaultyProxy(redis_server.port) as proxy:
         proxy.delay = 0.3
-        urls = [redis_server.patient_url, f"{proxy.url}?timeout=10"]
+        urls = [redis_server.patient_url, f"{proxy.bare_url}?timeout=10"]
         command = [sys.executable, "-c", FORK_TASKS, *urls, str(redis_server.port)]
         subprocess.run(command, cwd=ROOT, check=True, timeout=40)
 
@@ -803,7 +803,7 @@ def test_a_lifetime_begins_with_the_question(
 
 def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        lock = Lock(name, store=f"{proxy.url}?timeout=0.5", ttl=100)
+        lock = Lock(name, store=f"{proxy.bare_url}?timeout=0.5", ttl=100)
         assert lock.acquire(timeout=LONG)
         proxy.swallow_requests = True
         assert lock.release(), "it was ours"
@@ -815,7 +815,7 @@ def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str
 
 async def test_a_release_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        lock = AsyncLock(name, store=f"{proxy.url}?timeout=10", ttl=100)
+        lock = AsyncLock(name, store=f"{proxy.bare_url}?timeout=10", ttl=100)
         assert await lock.acquire(timeout=LONG)
         proxy.swallow_requests = True
         task = asyncio.create_task(lock.release())

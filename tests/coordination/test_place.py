@@ -134,7 +134,7 @@ def test_the_end_of_a_loop_leaves_a_store_that_was_handed_in(redis_server: Serve
 
 async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook: what is to be repeated is repeated by a thread, since the loop could not use the client."""
-    with redis.Redis.from_url(redis_server.url) as client:
+    with redis.Redis.from_url(redis_server.bare_url) as client:
         store = RedisStore(client)
         lock = Lock("x", store=store)
         lock.acquire()
@@ -233,7 +233,7 @@ def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
 
 
 def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
-    one, other = (place_of(f"{redis_server.url}?timeout={seconds}", None) for seconds in (10, 11))
+    one, other = (place_of(f"{redis_server.bare_url}?timeout={seconds}", None) for seconds in (10, 11))
     hangs, done = threading.Event(), threading.Event()
     one.timers.later(0, lambda: hangs.wait(20))
     other.timers.later(0, done.set)
@@ -312,7 +312,6 @@ SAYS = [
 ]
 
 
-@pytest.mark.impatient
 @pytest.mark.parametrize("query, seconds", SAYS)
 def test_a_step_has_two_seconds_unless_the_url_says_how_many(query: str, seconds: float) -> None:
     """A time to connect says nothing about that."""
@@ -389,7 +388,7 @@ def test_errors_come_with_the_tools() -> None:
 def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The subscription breaks; it is made again at once, and whoever waits looks what happened meanwhile."""
     monkeypatch.setattr("headgate.redis.pubsub.PAUSE", 30.0)
-    url = f"{redis_server.url}?timeout=12"
+    url = f"{redis_server.bare_url}?timeout=12"
     elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
     place = lock._plans.site.place
@@ -438,7 +437,7 @@ def test_an_errand_ends_when_its_time_is_over() -> None:
 
 def test_what_changes_before_the_subscription_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody lets go after the question and before the answer to SUBSCRIBE: then it is asked again."""
-    url = f"{redis_server.url}?timeout=13"
+    url = f"{redis_server.bare_url}?timeout=13"
     elsewhere, other = Lock("x", store=RedisStore(url)), Lock("y", store=RedisStore(url))
     lock, first = Lock("x", store=url), Lock("y", store=url)
     monkeypatch.setattr(lock._plans.site.place, "poll", 60.0)

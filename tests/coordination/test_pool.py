@@ -483,7 +483,7 @@ def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock
 
 def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, name: str, clock: ManualClock) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=30, clock=clock)
+        pool = Pool(name, store=f"{proxy.bare_url}?timeout=0.5", lease=30, clock=clock)
         answered(lambda: pool.add("a"))
         leased = answered(lambda: pool.acquire(timeout=0))
         proxy.swallow_requests = True
@@ -673,7 +673,7 @@ def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.
 
 def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        pool = Pool(name, store=f"{proxy.url}?timeout=0.5", lease=600)
+        pool = Pool(name, store=f"{proxy.bare_url}?timeout=0.5", lease=600)
         answered(lambda: pool.add("a"))
         leased = pool.acquire(timeout=LONG)
         proxy.swallow_requests = True
@@ -686,7 +686,7 @@ def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name
 
 async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server: Server, name: str) -> None:
     with FaultyProxy(redis_server.port) as proxy:
-        pool = AsyncPool(name, store=f"{proxy.url}?timeout=10", lease=600)
+        pool = AsyncPool(name, store=f"{proxy.bare_url}?timeout=10", lease=600)
         await pool.add("a")
         leased = await pool.acquire(timeout=0)
         proxy.swallow_requests = True
@@ -764,7 +764,7 @@ def test_redis_is_down(name: str) -> None:
 
 def test_redis_goes_away_and_comes_back(node: Any, name: str) -> None:
     """What was given back meanwhile is back; nobody is told twice."""
-    pool = Pool(name, store=f"{node.url}?timeout=1", lease=300)
+    pool = Pool(name, store=f"{node.bare_url}?timeout=1", lease=300)
     answered(lambda: pool.add("a"))
     leased = pool.acquire(timeout=LONG)
     node.freeze()

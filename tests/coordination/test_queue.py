@@ -294,7 +294,7 @@ async def test_one_that_nobody_tells_hears_of_it(
     """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
     monkeypatch.setattr(crowd, "ALIVE", 3.0)
-    async with AsyncRedis.from_url(redis_server.url) as client:
+    async with AsyncRedis.from_url(redis_server.bare_url) as client:
         queue = AsyncWaitQueue(name, store=RedisStore(client))
         direct = WaitQueue(name, store=redis_server.patient_url)
         task = asyncio.create_task(queue.wait("a", timeout=5 * LONG))
@@ -364,7 +364,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
 
 def test_redis_comes_back_while_somebody_waits(node: Any, name: str) -> None:
     """Neither the first word nor a later one needs an answer, as long as there is time."""
-    queue, served = WaitQueue(name, store=f"{node.url}?timeout=0.5"), []
+    queue, served = WaitQueue(name, store=f"{node.bare_url}?timeout=0.5"), []
     assert answered(lambda: len(queue)) == 0
     node.freeze()
     begun = time.monotonic()
@@ -487,7 +487,7 @@ def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeyp
 async def test_cancelled_while_it_joins_the_line(redis_server: Server, name: str) -> None:
     direct = WaitQueue(name, store=redis_server.patient_url)
     with FaultyProxy(redis_server.port) as proxy:
-        queue = AsyncWaitQueue(name, store=f"{proxy.url}?timeout=10")
+        queue = AsyncWaitQueue(name, store=f"{proxy.bare_url}?timeout=10")
         assert await queue.size() == 0
         proxy.delay = 0.2
         task = asyncio.create_task(queue.wait("ghost"))

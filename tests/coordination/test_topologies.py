@@ -15,7 +15,7 @@ TIMES = range(6)  # of each tool, so that every server has some
 
 @pytest.mark.xdist_group("faults-cluster")
 def test_cluster(cluster: Cluster) -> None:
-    url = cluster.url + "?timeout=5"
+    url = cluster.bare_url + "?timeout=5"
     for number in TIMES:
         one, other = Lock(f"lock{number}", store=url), Lock(f"lock{number}", store=url)
         assert one.acquire(timeout=LONG)
@@ -51,7 +51,7 @@ def test_who_waits_on_a_cluster_is_woken(cluster: Cluster) -> None:
     for number in range(3):
         holder, waiter = (
             Lock(f"woken{number}", store=elsewhere),
-            Lock(f"woken{number}", store=cluster.url + "?timeout=5"),
+            Lock(f"woken{number}", store=cluster.bare_url + "?timeout=5"),
         )
         assert holder.acquire(timeout=LONG)
         timer = threading.Timer(0.1, holder.release)
@@ -73,7 +73,7 @@ def is_taken(lock: Lock) -> bool:
 @pytest.mark.xdist_group("faults")
 def test_sentinel_failover(sentinels: Sentinels) -> None:
     """A planned one: what was held is held, what was counted is counted, and whoever waits gets it in the end."""
-    url = sentinels.url + "?timeout=5"
+    url = sentinels.bare_url + "?timeout=5"
     holder, waiter = Lock("lock", store=url, ttl=20), Lock("lock", store=url)
     breaker, pool, queue = CircuitBreaker("b", store=url), Pool("p", store=url), WaitQueue("q", store=url)
     assert holder.acquire(timeout=LONG)

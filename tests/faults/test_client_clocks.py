@@ -12,7 +12,7 @@ import pytest
 from tests.support.clusters import Node
 from tests.support.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,7 +38,7 @@ print(json.dumps(seen))
 
 
 def client(offset: float, node: Node, spends: int) -> dict[str, Any]:
-    command = [sys.executable, "-c", CLIENT, str(offset), f"{node.url}?timeout=10&connect_timeout=10", str(spends)]
+    command = [sys.executable, "-c", CLIENT, str(offset), f"{node.bare_url}?timeout=10&connect_timeout=10", str(spends)]
     done = subprocess.run([*command, *ALGORITHMS], cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True)
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen

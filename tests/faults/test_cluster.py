@@ -14,7 +14,7 @@ from tests.support.load import Load
 from tests.support.outages import busy
 from tests.support.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-cluster")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults-cluster")]
 
 BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
@@ -42,7 +42,7 @@ FAULTS: dict[str, Callable[[Cluster, Member], None]] = {"killed": Cluster.kill, 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_failover_under_load(fault: str, how: str, cluster: Cluster) -> None:
     keys = keys_of_every_primary(cluster)
-    with Load(how, cluster.url + TIMEOUTS, f"{LIMIT}/30d", keys=keys, on_store_error="deny") as load:
+    with Load(how, cluster.bare_url + TIMEOUTS, f"{LIMIT}/30d", keys=keys, on_store_error="deny") as load:
         for key in keys:
             load.wait_for(lambda answer, key=key: answer.by_store and answer.key == key)  # type: ignore[misc]  # a default in a lambda
         time.sleep(0.3)
@@ -70,7 +70,7 @@ MOVES += [pytest.param(["3000/60d", "2000/30d"], algorithm, id=f"several {algori
 @pytest.mark.parametrize(("quotas", "algorithm"), MOVES)
 def test_slot_migration_under_load(quotas: list[str], algorithm: str, how: str, cluster: Cluster) -> None:
     """Exactly the limit is admitted while the slot moves to another primary, key by key, and further."""
-    store = cluster.url + PATIENT
+    store = cluster.bare_url + PATIENT
     with Load(how, store, quotas, algorithm=algorithm, on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_slot_migration_under_load(quotas: list[str], algorithm: str, how: str, 
 def test_keys_that_are_new_while_their_slot_moves(cluster: Cluster) -> None:
     """They begin on the target, which has never seen the script."""
     tag = "k"
-    with Limiter("5/30d", store=cluster.url + PATIENT, on_store_error="raise") as limiter:
+    with Limiter("5/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
         steps = cluster.migrate(key_slot(tag.encode()))
         assert [next(steps), next(steps)] == ["importing", "migrating"]
         assert [limiter.try_acquire(tag).remaining for _ in range(3)] == [4, 3, 2]
@@ -97,7 +97,7 @@ def test_asking_that_is_refused(cluster: Cluster) -> None:
     """The target of a migration is busy: nobody gets an answer that was meant for somebody else."""
     target = next(member for member in cluster.primaries() if member is not cluster.primary(SLOT))
     there = [key for key in map(str, range(200)) if cluster.primary(key_slot(key.encode())) is target][:4]
-    with Limiter("1000/30d", store=cluster.url + PATIENT) as limiter:
+    with Limiter("1000/30d", store=cluster.bare_url + PATIENT) as limiter:
         for number, key in enumerate(there):
             limiter.try_acquire(key, permits=100 * number + 1)
         steps = cluster.migrate(SLOT, target)
@@ -114,7 +114,7 @@ def test_a_cluster_that_is_down(cluster: Cluster) -> None:
     """A primary dies with its replica, and the others refuse to go on alone: the policy answers, soon at once."""
     victim = cluster.primary(SLOT)
     key = keys_of_every_primary(cluster)[1]
-    with Limiter("1000000/30d", store=cluster.url + TIMEOUTS) as limiter:
+    with Limiter("1000000/30d", store=cluster.bare_url + TIMEOUTS) as limiter:
         assert not limiter.try_acquire(key).degraded
         both = (cluster.replica(victim), victim)
         for member in both:
@@ -142,7 +142,7 @@ def test_health_of_a_cluster_that_is_down(cluster: Cluster) -> None:
 
 
 def _health(cluster: Cluster) -> tuple[bool, str]:
-    store = RedisStore(cluster.url + PATIENT)
+    store = RedisStore(cluster.bare_url + PATIENT)
     health = store.health()
     store.close()
     return health.healthy, health.reason
@@ -152,7 +152,7 @@ def test_many_keys_at_once(cluster: Cluster) -> None:
     """Calls that are awaited together are shared out over the nodes."""
 
     async def check() -> None:
-        async with AsyncLimiter("3/30d", store=cluster.url + PATIENT, on_store_error="raise") as limiter:
+        async with AsyncLimiter("3/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
             keys = [f"{SERVICE}:{number}" for number in range(300)]
             for expected in (2, 1, 0, 0):
                 decisions = await asyncio.gather(*(limiter.try_acquire(key) for key in keys))

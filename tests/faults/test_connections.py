@@ -11,13 +11,13 @@ import redis
 from headgate import AsyncLimiter, Limiter
 from tests.support.clusters import Node, wait_until
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 POOLS = [2, 8]
 
 
 def url(node: Node, pool: int) -> str:
-    return f"{node.url}?timeout=50&connect_timeout=50&max_connections={pool}"
+    return f"{node.bare_url}?timeout=50&connect_timeout=50&max_connections={pool}"
 
 
 @contextmanager

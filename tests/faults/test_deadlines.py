@@ -14,7 +14,7 @@ from tests.support.clusters import Node, Sentinels, wait_until
 from tests.support.pulse import Pulse
 from tests.support.tcp_proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 
@@ -156,8 +156,8 @@ def test_a_primary_that_was_demoted_decides_nothing(sentinels: Sentinels) -> Non
         old.ask("CONFIG", "RESETSTAT")
 
     async def check() -> None:
-        with Limiter("3/30d", store=sentinels.url + "?timeout=20") as threads:
-            async with AsyncLimiter("3/30d", store=sentinels.url + "?timeout=20") as tasks:
+        with Limiter("3/30d", store=sentinels.bare_url + "?timeout=20") as threads:
+            async with AsyncLimiter("3/30d", store=sentinels.bare_url + "?timeout=20") as tasks:
                 assert [threads.try_acquire("by threads").remaining for _ in range(3)] == [2, 1, 0]
                 assert [(await tasks.try_acquire("by tasks")).remaining for _ in range(3)] == [2, 1, 0]
                 await asyncio.to_thread(demote)

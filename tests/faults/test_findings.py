@@ -22,14 +22,14 @@ from tests.support.pulse import Pulse
 from tests.support.servers import PASSWORD, USER
 from tests.support.tcp_proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 PATIENT = "?timeout=20&connect_timeout=20"
 
 
 def spent(node: Node) -> int:
-    with Limiter(QUOTA, store=node.url + PATIENT) as limiter:
+    with Limiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
         return 100 - limiter.peek("k", permits=0).remaining
 
 
@@ -53,7 +53,7 @@ def test_everything_is_cancelled_at_the_first_moment(node: Node) -> None:
         del task
 
     async def go_on() -> None:
-        async with AsyncLimiter(QUOTA, store=node.url + PATIENT) as limiter:
+        async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
             call = asyncio.create_task(limiter.try_acquire("k"))
             await asyncio.sleep(0)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -67,7 +67,7 @@ def test_everything_is_cancelled_at_the_first_moment(node: Node) -> None:
 
 def test_a_probe_that_is_cancelled_is_not_the_last(node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=node.url + PATIENT) as limiter:
+        async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
             node.kill()
             for _ in range(5):
                 assert (await limiter.try_acquire("k")).degraded
@@ -86,7 +86,7 @@ def test_no_thread_for_a_probe(node: Node, monkeypatch: pytest.MonkeyPatch) -> N
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with Limiter(QUOTA, store=node.url + PATIENT) as limiter:
+    with Limiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
         node.kill()
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
@@ -116,13 +116,13 @@ def test_a_debt_is_charged_once(op: str, node: Node) -> None:
         await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
 
     async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=node.url + PATIENT, on_store_error="local") as limiter:
+        async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT, on_store_error="local") as limiter:
             await together(limiter, node.restart)
 
     if op == "gather":
         asyncio.run(check())
     else:
-        with Limiter(QUOTA, store=node.url + PATIENT, on_store_error="local") as limiter:
+        with Limiter(QUOTA, store=node.bare_url + PATIENT, on_store_error="local") as limiter:
             limiter.try_acquire("k", permits=3)
             node.kill()
             for _ in range(10):
@@ -141,7 +141,7 @@ def test_a_debt_is_charged_once(op: str, node: Node) -> None:
 
 def test_a_debt_ages(durable_node: Node) -> None:
     """What was granted in an outage counts as long as it would have counted, and not when the key returns next day."""
-    url = durable_node.url + PATIENT
+    url = durable_node.bare_url + PATIENT
     with Limiter("5/second", algorithm="fixed_window", store=url, on_store_error="local") as limiter:
         limiter.try_acquire("other")
         durable_node.kill()
@@ -156,7 +156,7 @@ def test_a_debt_ages(durable_node: Node) -> None:
 
 @pytest.mark.parametrize("op", ["reset", "refund"])
 def test_a_debt_that_is_forgiven(op: str, node: Node) -> None:
-    with Limiter("5/30d", store=node.url + PATIENT, on_store_error="local") as limiter:
+    with Limiter("5/30d", store=node.bare_url + PATIENT, on_store_error="local") as limiter:
         limiter.try_acquire("other")
         node.kill()
         for _ in range(5):
@@ -175,8 +175,8 @@ def test_a_debt_that_is_forgiven(op: str, node: Node) -> None:
 def test_local_believes_a_refusal(node: Node) -> None:
     """Somebody else has spent everything, and we know: the outage is not worth a second quota."""
     with (
-        Limiter("5/30d", store=node.url + PATIENT, on_store_error="local") as limiter,
-        Limiter("5/30d", store=node.url + PATIENT) as other,
+        Limiter("5/30d", store=node.bare_url + PATIENT, on_store_error="local") as limiter,
+        Limiter("5/30d", store=node.bare_url + PATIENT) as other,
     ):
         other.try_acquire("k", permits=5)
         assert not limiter.try_acquire("k").allowed
@@ -245,7 +245,7 @@ def test_what_was_given_up_is_given_back(node: Node) -> None:
 
 def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
     with FaultyProxy(node.port) as proxy:
-        client = redis.Redis.from_url(proxy.url, socket_timeout=30)
+        client = redis.Redis.from_url(proxy.bare_url, socket_timeout=30)
         store = RedisStore(client)
         with Limiter(QUOTA, store=store) as limiter:
             assert not limiter.try_acquire("k").degraded
@@ -339,7 +339,7 @@ def test_moved_is_believed(cluster: Cluster) -> None:
     """A slot that has moved is asked for once at its old place, not for ever."""
     from redis.crc import key_slot
 
-    with Limiter("1000/30d", store=cluster.url + PATIENT, on_store_error="raise") as limiter:
+    with Limiter("1000/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
         limiter.try_acquire("k")
         old = cluster.primary(key_slot(b"k"))
         list(cluster.migrate(key_slot(b"k")))
@@ -372,7 +372,7 @@ def test_many_looks_are_one(node: Node) -> None:
 
 def test_one_bad_key_does_not_fill_the_log(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.ask("SADD", "rate_limiter:token_bucket:{bad}", "x")
-    with Limiter(QUOTA, store=node.url + PATIENT) as limiter:
+    with Limiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
         for _ in range(50):
             assert limiter.try_acquire("bad").degraded
             assert not limiter.try_acquire("good").degraded

@@ -16,14 +16,14 @@ from tests.support.outages import OUTAGES, paused
 from tests.support.pulse import Pulse
 from tests.support.tcp_proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 TIMEOUTS = "?timeout=0.2&connect_timeout=0.2"
 PATIENT = "?timeout=20&connect_timeout=20"
 
 
 def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    with Limiter("1000/30d", store=node.url + PATIENT) as limiter:
+    with Limiter("1000/30d", store=node.bare_url + PATIENT) as limiter:
         limiter.try_acquire("k")
         health = limiter.store_health()
         assert (health.state, health.degraded) == ("closed", 0)
@@ -43,7 +43,7 @@ def test_open_and_closed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_open_and_closed_async(node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter("1000/30d", store=node.url + PATIENT) as limiter:
+        async with AsyncLimiter("1000/30d", store=node.bare_url + PATIENT) as limiter:
             await limiter.try_acquire("k")
             assert limiter.store_health().state == "closed"
             node.kill()
@@ -63,7 +63,7 @@ def test_open_and_closed_async(node: Node) -> None:
 
 def test_an_open_breaker_leaves_the_network_alone(node: Node) -> None:
     """Thousands of calls in the outage, and only the probe knocks: a handful of times a second."""
-    with FaultyProxy(node.port) as proxy, Limiter("1000/30d", store=proxy.url + TIMEOUTS) as limiter:
+    with FaultyProxy(node.port) as proxy, Limiter("1000/30d", store=proxy.bare_url + TIMEOUTS) as limiter:
         limiter.try_acquire("k")
         proxy.swallow_replies = True
         for _ in range(20):
@@ -95,13 +95,13 @@ ANSWERS = ("out of memory", "read-only", "loading")  # a server that is asked, h
 @pytest.mark.parametrize("outage", REASONS)
 def test_health_names_the_reason(outage: str, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def health() -> Health:
-        store = RedisStore(proxy.url + timeouts)
+        store = RedisStore(proxy.bare_url + timeouts)
         seen = store.health()
         store.close()
         return seen
 
     async def ahealth() -> Health:
-        store = RedisStore(proxy.url + timeouts)
+        store = RedisStore(proxy.bare_url + timeouts)
         seen = await store.ahealth()
         await store.aclose()
         return seen

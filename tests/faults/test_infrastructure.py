@@ -46,8 +46,8 @@ def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:
 def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
     with (
         FaultyProxy(node.port) as proxy,
-        redis.Redis.from_url(proxy.url.replace(LOGIN, ""), socket_timeout=20, retry=ONCE) as client,
-        redis.Redis.from_url(proxy.url.replace(LOGIN, ""), socket_timeout=0.2, retry=ONCE) as hasty,
+        redis.Redis.from_url(proxy.bare_url.replace(LOGIN, ""), socket_timeout=20, retry=ONCE) as client,
+        redis.Redis.from_url(proxy.bare_url.replace(LOGIN, ""), socket_timeout=0.2, retry=ONCE) as hasty,
     ):
         assert client.ping()
         proxy.delay = 0.1

@@ -12,7 +12,7 @@ from tests.support.load import Load
 from tests.support.places import ALGORITHMS
 from tests.support.tcp_proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 QUOTA = "100/30d"
 TIMEOUTS = "?timeout=0.3&connect_timeout=0.3"
@@ -34,7 +34,7 @@ def left(limiter: Limiter) -> int:
 def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct:
         for length in TRUNCATED:
-            with Limiter(QUOTA, store=proxy.url + PATIENT, algorithm=algorithm) as limiter:
+            with Limiter(QUOTA, store=proxy.bare_url + PATIENT, algorithm=algorithm) as limiter:
                 limiter.try_acquire("k")
                 before = left(direct)
                 proxy.truncate = length
@@ -47,7 +47,7 @@ def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
 @pytest.mark.parametrize("length", TRUNCATED)
 def test_reset_in_mid_reply_async(length: int, node: Node) -> None:
     async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=proxy.url + PATIENT) as limiter:
+        async with AsyncLimiter(QUOTA, store=proxy.bare_url + PATIENT) as limiter:
             await limiter.try_acquire("k")
             proxy.truncate = length
             decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
@@ -63,7 +63,7 @@ def test_raise_says_so(node: Node) -> None:
     with (
         FaultyProxy(node.port) as proxy,
         Limiter(QUOTA, store=node.url) as direct,
-        Limiter(QUOTA, store=proxy.url + PATIENT, on_store_error="raise") as limiter,
+        Limiter(QUOTA, store=proxy.bare_url + PATIENT, on_store_error="raise") as limiter,
     ):
         limiter.try_acquire("k")
         proxy.truncate = 0
@@ -76,7 +76,7 @@ def test_a_reply_that_never_comes(node: Node) -> None:
     with (
         FaultyProxy(node.port) as proxy,
         Limiter(QUOTA, store=node.url) as direct,
-        Limiter(QUOTA, store=proxy.url + TIMEOUTS) as limiter,
+        Limiter(QUOTA, store=proxy.bare_url + TIMEOUTS) as limiter,
     ):
         limiter.within(20).try_acquire("k")
         proxy.swallow_replies = True
@@ -95,7 +95,7 @@ def test_connections_reset_again_and_again(how: str, node: Node) -> None:
     limit = 1000
     with (
         FaultyProxy(node.port) as proxy,
-        Load(how, proxy.url + TIMEOUTS, f"{limit}/30d", on_store_error="deny") as load,
+        Load(how, proxy.bare_url + TIMEOUTS, f"{limit}/30d", on_store_error="deny") as load,
     ):
         load.wait_for(lambda answer: answer.by_store)
         for _ in range(5):
@@ -111,7 +111,7 @@ def test_connections_reset_again_and_again(how: str, node: Node) -> None:
 def test_script_flush_under_load(how: str, node: Node) -> None:
     """A server that has forgotten the script is told it again: exactly the limit is admitted, nobody is degraded."""
     limit = 2000
-    with Load(how, node.url + PATIENT, f"{limit}/30d", on_store_error="deny") as load:
+    with Load(how, node.bare_url + PATIENT, f"{limit}/30d", on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)
         while load.answers[-1].admitted or load.answers[-1].error:
             node.ask("SCRIPT", "FLUSH")

@@ -11,7 +11,7 @@ from tests.support.load import Answer, Load
 from tests.support.outages import OUTAGES
 from tests.support.tcp_proxy import FaultyProxy
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 BUDGET = 0.4  # seconds that a call may take; to wait twice as long is seen, whatever else the machine does
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
@@ -28,7 +28,7 @@ CASES += [(name, "allow") for name in OUTAGES if (name, "allow") not in CASES]
 def test_an_outage_under_load(outage: str, policy: str, how: str, node: Node) -> None:
     quota = f"{LIMIT}/30d" if policy == "local" else "1000000/30d"
     with FaultyProxy(node.port) as proxy:
-        url = node.url if outage == "killed" else proxy.url  # nobody listens there then, as in life
+        url = node.bare_url if outage == "killed" else proxy.bare_url  # nobody listens there then, as in life
         with Load(how, url + TIMEOUTS, quota, on_store_error=policy) as load:
             load.wait_for(lambda answer: answer.by_store)
             with OUTAGES[outage](node, proxy):
@@ -73,7 +73,7 @@ def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> Non
     """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
     with (
         FaultyProxy(node.port) as proxy,
-        Limiter("10/30d", store=node.url + TIMEOUTS, on_store_error=policy) as limiter,
+        Limiter("10/30d", store=node.bare_url + TIMEOUTS, on_store_error=policy) as limiter,
     ):
         assert not limiter.try_acquire("k").degraded
         with OUTAGES[outage](node, proxy):
@@ -93,7 +93,7 @@ def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> Non
 
 def test_local_admits_no_second_quota(durable_node: Node) -> None:
     """What this process has seen in Redis counts in the outage, and what it admitted then counts in Redis after."""
-    with Limiter(f"{LIMIT}/30d", store=durable_node.url + "?timeout=20", on_store_error="local") as limiter:
+    with Limiter(f"{LIMIT}/30d", store=durable_node.bare_url + "?timeout=20", on_store_error="local") as limiter:
         admitted = sum(limiter.try_acquire("k").allowed for _ in range(LIMIT))
         assert admitted == LIMIT
         durable_node.kill()

@@ -7,19 +7,19 @@ from tests.support.clusters import Node
 from tests.support.load import Load
 from tests.support.places import ALGORITHMS
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 PATIENT = "?timeout=20&connect_timeout=20"
 
 
 def test_state_survives_a_crash_of_the_server(durable_node: Node) -> None:
     for algorithm in ALGORITHMS:
-        with Limiter("5/30d", algorithm=algorithm, store=durable_node.url + PATIENT) as limiter:
+        with Limiter("5/30d", algorithm=algorithm, store=durable_node.bare_url + PATIENT) as limiter:
             limiter.try_acquire("k", permits=3)
     durable_node.kill()
     durable_node.restart()
     for algorithm in ALGORITHMS:
-        with Limiter("5/30d", algorithm=algorithm, store=durable_node.url + PATIENT) as restarted:
+        with Limiter("5/30d", algorithm=algorithm, store=durable_node.bare_url + PATIENT) as restarted:
             decision = restarted.try_acquire("k", permits=3)
             assert not decision.allowed and not decision.degraded, algorithm
             assert restarted.try_acquire("k", permits=2), algorithm
@@ -29,7 +29,7 @@ def test_state_survives_a_crash_of_the_server(durable_node: Node) -> None:
 def test_a_crash_under_load_admits_no_more(how: str, durable_node: Node) -> None:
     """Whoever was told yes is in the file: with what the policy answers left out, the limit holds."""
     limit = 2000
-    url = durable_node.url + "?timeout=0.5&connect_timeout=0.5"
+    url = durable_node.bare_url + "?timeout=0.5&connect_timeout=0.5"
     with Load(how, url, f"{limit}/30d", on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)
         durable_node.kill()
@@ -42,5 +42,5 @@ def test_a_crash_under_load_admits_no_more(how: str, durable_node: Node) -> None
 
 def test_state_survives_the_application(node: Node) -> None:
     for expected in (4, 3, 2, 1, 0):
-        with Limiter("5/30d", store=node.url + PATIENT) as limiter:
+        with Limiter("5/30d", store=node.bare_url + PATIENT) as limiter:
             assert limiter.try_acquire("k").remaining == expected

@@ -11,7 +11,7 @@ from headgate.errors import StoreUnavailable
 from tests.support.clusters import Sentinels
 from tests.support.load import Load
 
-pytestmark = [pytest.mark.impatient, pytest.mark.xdist_group("faults-sentinel")]
+pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults-sentinel")]
 
 BUDGET = 0.4
 TIMEOUTS = f"?timeout={BUDGET}&connect_timeout={BUDGET}"
@@ -30,7 +30,7 @@ FAULTS: dict[str, Callable[[Sentinels], None]] = {
 @pytest.mark.parametrize("how", ["threads", "tasks"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_failover_under_load(fault: str, how: str, sentinels: Sentinels) -> None:
-    with Load(how, sentinels.url + TIMEOUTS, f"{LIMIT}/30d", on_store_error="deny") as load:
+    with Load(how, sentinels.bare_url + TIMEOUTS, f"{LIMIT}/30d", on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)
         time.sleep(0.3)
         begin = time.monotonic()
@@ -52,7 +52,7 @@ def test_failover_under_load(fault: str, how: str, sentinels: Sentinels) -> None
 
 
 def test_replicas_are_never_asked(sentinels: Sentinels) -> None:
-    with Limiter("100/30d", store=sentinels.url + PATIENT) as limiter:
+    with Limiter("100/30d", store=sentinels.bare_url + PATIENT) as limiter:
         for _ in range(20):
             assert not limiter.try_acquire("k").degraded
         assert limiter.peek("k", permits=0).remaining == 80
@@ -64,17 +64,17 @@ def test_one_sentinel_is_enough(sentinels: Sentinels) -> None:
     """Two of three are dead when the application starts."""
     for sentinel in sentinels.sentinels[:2]:
         sentinel.kill()
-    with Limiter("100/30d", store=sentinels.url + PATIENT) as limiter:
+    with Limiter("100/30d", store=sentinels.bare_url + PATIENT) as limiter:
         assert not limiter.try_acquire("k").degraded
 
 
 def test_none_is_an_outage(sentinels: Sentinels) -> None:
     for sentinel in sentinels.sentinels:
         sentinel.kill()
-    with Limiter("100/30d", store=sentinels.url + TIMEOUTS) as limiter:
+    with Limiter("100/30d", store=sentinels.bare_url + TIMEOUTS) as limiter:
         assert limiter.try_acquire("k").degraded
     with (
-        Limiter("100/30d", store=sentinels.url + TIMEOUTS, on_store_error="raise") as limiter,
+        Limiter("100/30d", store=sentinels.bare_url + TIMEOUTS, on_store_error="raise") as limiter,
         pytest.raises(StoreUnavailable),
     ):
         limiter.try_acquire("k")

@@ -611,7 +611,7 @@ else:
 
 def test_a_reset_by_another_process_is_heard_of(redis_server: Server) -> None:
     clock = ManualClock(1_700_000_000.0)
-    options: dict[str, Any] = {"store": f"{redis_server.url}?timeout=10", "clock": clock}
+    options: dict[str, Any] = {"store": f"{redis_server.bare_url}?timeout=10", "clock": clock}
     with HybridLimiter("10/day", **options) as here, HybridLimiter("10/day", **options) as there:
         while here.try_acquire("k"):
             pass

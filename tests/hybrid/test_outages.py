@@ -313,6 +313,7 @@ def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, fir
     assert policy.take(lease, 1, later).allowed, "and then its share of the rate"
 
 
+@pytest.mark.usefixtures("patient_health")
 def test_a_caller_with_a_deadline(redis_server: Server) -> None:
     store = HeldStore(redis_server.url, clock=ManualClock())
     store.released = threading.Event()
@@ -375,6 +376,7 @@ def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> No
     store.close()
 
 
+@pytest.mark.usefixtures("patient_health")
 async def test_a_task_with_a_deadline(redis_server: Server) -> None:
     limiter = AsyncHybridLimiter("10/day", store=redis_server.url, on_store_error="deny")
     assert (await limiter.within(PATIENCE).try_acquire("k")).allowed

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.bounded(int(SECONDS) * 3 + 120), pytest.mark.xdist_gro
 
 
 def url_of(server: Server) -> str:
-    return f"{server.url}?timeout=2"
+    return f"{server.bare_url}?timeout=2"
 
 
 def test_overload(redis_server: Server) -> None:
@@ -73,7 +73,7 @@ def test_killed_and_frozen(redis_server: Server) -> None:
 
 def test_redis_frozen(mortal_server: Server) -> None:
     """Redis stands still for a while: leases last, then calls are refused, then all goes on, and nothing twice."""
-    with herd(f"{mortal_server.url}?timeout=0.3", QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
+    with herd(f"{mortal_server.bare_url}?timeout=0.3", QUOTA, PROCESSES, SECONDS, 3 * RATE) as workers:
         wait_for(workers)
         pause(SECONDS / 3)
         mortal_server.process.send_signal(signal.SIGSTOP)

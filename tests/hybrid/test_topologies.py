@@ -40,17 +40,17 @@ def sentinels() -> Iterator[Sentinels]:
 
 def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
     cluster.flush()
-    with HybridLimiter("20/day", store=cluster.url + PATIENT) as limiter:
+    with HybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         keys = [f"user:{number}" for number in range(30)]
         counts = {key: sum(bool(limiter.try_acquire(key)) for _ in range(40)) for key in keys}
         assert set(counts.values()) == {20}
-    with HybridLimiter("20/day", store=cluster.url + PATIENT) as limiter:
+    with HybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         assert not any(limiter.try_acquire(key) for key in keys), "closed limiters gave back nothing that was spent"
 
 
 def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
     cluster.flush()
-    with HybridLimiter("20/day", store=cluster.url + PATIENT, on_store_error="deny") as limiter:
+    with HybridLimiter("20/day", store=cluster.bare_url + PATIENT, on_store_error="deny") as limiter:
         keys = [f"user:{number}" for number in range(20)]
         assert all(limiter.try_acquire(key) for key in keys)
         child = os.fork()
@@ -67,7 +67,7 @@ def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
 
 async def test_keys_all_over_a_cluster_for_asyncio(cluster: Cluster) -> None:
     cluster.flush()
-    async with AsyncHybridLimiter("20/day", store=cluster.url + PATIENT) as limiter:
+    async with AsyncHybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         for number in range(30):
             assert sum([bool(await limiter.try_acquire(f"user:{number}")) for _ in range(40)]) == 20
 
@@ -77,7 +77,7 @@ def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
         sentinels.fail_over()
         return True
 
-    with HybridLimiter("5000/day", store=sentinels.url + PATIENT, on_store_error="deny") as limiter:
+    with HybridLimiter("5000/day", store=sentinels.bare_url + PATIENT, on_store_error="deny") as limiter:
         admitted = 0
         while limiter.stats().held < 20:
             admitted += limiter.try_acquire("k").allowed
@@ -114,7 +114,7 @@ def frozen(cluster: Cluster) -> Iterator[Member]:
 
 def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster, frozen: Member) -> None:
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
-    with HybridLimiter("20/day", store=f"{cluster.url}?timeout=2", on_store_error="deny") as limiter:
+    with HybridLimiter("20/day", store=f"{cluster.bare_url}?timeout=2", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
         frozen.freeze()
         first = next(sick)
@@ -128,7 +128,7 @@ def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster
 
 def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Cluster, frozen: Member) -> None:
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
-    with HybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
+    with HybridLimiter("20/day", store=cluster.bare_url + "?timeout=20", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
         frozen.freeze()
         caller = threading.Thread(target=limiter.try_acquire, args=(next(sick),), daemon=True)
@@ -144,7 +144,7 @@ def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Clust
 
 async def test_the_same_for_asyncio(cluster: Cluster, frozen: Member) -> None:
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
-    async with AsyncHybridLimiter("20/day", store=cluster.url + "?timeout=20", on_store_error="deny") as limiter:
+    async with AsyncHybridLimiter("20/day", store=cluster.bare_url + "?timeout=20", on_store_error="deny") as limiter:
         assert await limiter.try_acquire(next(sick)) and await limiter.try_acquire(next(well))
         frozen.freeze()
         caller = asyncio.create_task(limiter.try_acquire(next(sick)))

@@ -71,7 +71,7 @@ def test_never_above_the_rate(start: Start, redis_server: Server) -> None:
 
 
 def test_redis_dies_under_load_and_comes_back(start: Start, mortal_server: Server) -> None:
-    service = start("--store", f"{mortal_server.url}?timeout=1")
+    service = start("--store", f"{mortal_server.bare_url}?timeout=1")
     load = Load(service, query="key=k&algorithm=FIXED_WINDOW", clients=4)
     load.until(lambda: len(load.answers) > 50, "traffic")
     mortal_server.kill()
@@ -98,7 +98,7 @@ def test_redis_dies_under_load_and_comes_back(start: Start, mortal_server: Serve
 def test_a_reset_that_did_not_happen_is_none_and_counters_outlive_their_worker(
     start: Start, mortal_server: Server
 ) -> None:
-    service = start("--store", f"{mortal_server.url}?timeout=1")
+    service = start("--store", f"{mortal_server.bare_url}?timeout=1")
     assert service.reset("k").status == 200
     mortal_server.kill()
     name = "rate_limiter_breaker_opened_total"

@@ -20,7 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support.servers import DIE_WITH_PARENT, LOGIN, RIGHTS, Server, binary, quiet_port
+from tests.support.servers import DIE_WITH_PARENT, LOGIN, RIGHTS, Addressed, Server, binary, quiet_port
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
 UNDISTURBED = 30_000  # the same for a Cluster in which nobody is dead: a machine may stand still for a moment
@@ -131,7 +131,7 @@ class Sentinel(Node):
         return int(known["num-slaves"]) >= 1 and int(known["num-other-sentinels"]) >= 2
 
 
-class Sentinels:
+class Sentinels(Addressed):
     """A primary, its replica and three Sentinels, ready for a failover. For one failover: start others for the next."""
 
     def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
@@ -159,7 +159,7 @@ class Sentinels:
         return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
 
     @property
-    def url(self) -> str:
+    def bare_url(self) -> str:
         return f"redis+sentinel://{LOGIN}{self.addresses}/{SERVICE}/0"
 
     def fail_over(self) -> None:
@@ -218,7 +218,7 @@ class Member(Node):
         return ""
 
 
-class Cluster:
+class Cluster(Addressed):
     """Three primaries with a replica each."""
 
     def __init__(self, kind: str) -> None:
@@ -251,7 +251,7 @@ class Cluster:
         self._notice_after(UNDISTURBED)
 
     @property
-    def url(self) -> str:
+    def bare_url(self) -> str:
         """Names two nodes of six: the others are found through them."""
         live = [member for member in self.members if member not in self.dead]
         return f"redis+cluster://{LOGIN}" + ",".join(f"127.0.0.1:{member.port}" for member in live[:2])

@@ -5,7 +5,7 @@ import re
 from types import TracebackType
 from typing import Self
 
-from tests.support.servers import LOGIN
+from tests.support.servers import LOGIN, Addressed
 
 CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # and how many keys it has
 REPLY = re.compile(rb"\*\d+\r\n")  # of the script
@@ -35,7 +35,7 @@ class Connection:
         self.trips = 0
 
 
-class Proxy:
+class Proxy(Addressed):
     """`async with Proxy(port) as proxy`: connect to `proxy.url`. *hold* keeps replies back until it is cleared."""
 
     def __init__(self, port: int) -> None:
@@ -47,7 +47,7 @@ class Proxy:
         self._ends: set[asyncio.StreamWriter] = set()  # of all connections that there were
 
     @property
-    def url(self) -> str:
+    def bare_url(self) -> str:
         return f"redis://{LOGIN}127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
 
     @property

@@ -119,12 +119,35 @@ def _rights() -> str:
     return f"{USER} on >{PASSWORD} resetchannels " + " ".join(users) + " ~app:* ~mine:*"  # prefixes of some tests
 
 
+PATIENCE = 10.0  # seconds: a machine that stands still for a moment is not what most tests are about
+url_timeout: float | None = PATIENCE  # what the URLs of servers say; the mark `store_timeout` changes it for a test
+
+
+class Addressed:
+    """What has a URL for headgate. The time-out is in the URL, where a user sets it: nothing of headgate is patched."""
+
+    @property
+    def bare_url(self) -> str:
+        """The URL without settings: it has the shipped time-outs."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        """The URL with the time-out of this test."""
+        return self.bare_url if url_timeout is None else f"{self.bare_url}?timeout={url_timeout:g}"
+
+    @property
+    def patient_url(self) -> str:
+        """The URL with a time-out that a busy machine keeps, whatever that of this test is."""
+        return f"{self.bare_url}?timeout={PATIENCE:g}"
+
+
 USER, PASSWORD = "headgate", "s3cret-of-tests"
 RIGHTS = _rights()
 LOGIN = f"{USER}:{PASSWORD}@"
 
 
-class Server:
+class Server(Addressed):
     """One server process of our own. Usable as soon as the constructor returns."""
 
     def __init__(self, kind: str, *, port: Callable[[], int] = free_port) -> None:
@@ -167,14 +190,9 @@ class Server:
         return False
 
     @property
-    def url(self) -> str:
-        """For headgate, as a user with just the rights that docs/redis.md names."""
+    def bare_url(self) -> str:
+        """As a user with just the rights that docs/redis.md names."""
         return f"redis://{LOGIN}127.0.0.1:{self.port}/0"
-
-    @property
-    def patient_url(self) -> str:
-        """For other processes, which the time-outs that the suite sets in its own do not reach."""
-        return f"{self.url}?socket_timeout=10&socket_connect_timeout=10"
 
     def client(self) -> Any:  # redis-py types every reply as either kind of client's, bytes or text
         return redis.Redis(host="127.0.0.1", port=self.port, decode_responses=True)
