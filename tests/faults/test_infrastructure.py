@@ -24,7 +24,7 @@ def test_sentinels_elect_the_replica(sentinels: Sentinels) -> None:
     sentinels.wait_for_failover()
     assert {sentinel.primary_port() for sentinel in sentinels.sentinels} >= {sentinels.replica.port}
     assert sentinels.replica.ask("GET", "a") == "1"
-    assert sentinels.url.endswith(f"/{SERVICE}/0")
+    assert sentinels.bare_url.endswith(f"/{SERVICE}/0")
 
 
 def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:
