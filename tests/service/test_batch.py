@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headgate.service.batch import AT_ONCE
+from headgate.service.batch import MAX_BATCHES
 from tests.service.conftest import Start
 from tests.support.service import API, Service
 
@@ -29,13 +29,13 @@ def test_a_few_are_decided_at_a_time_and_the_rest_stand_in_line(start: Start) ->
     for batch in found:
         assert batch == sorted(batch, reverse=True), "in order"
         between = batch[0] - batch[-1]  # checks decided from its first to its last, its own and others'
-        assert between < (AT_ONCE + 1) * CHECKS, "others were decided in the meantime, and that is too many"
+        assert between < (MAX_BATCHES + 1) * CHECKS, "others were decided in the meantime, and that is too many"
 
 
 def test_one_that_is_refused_holds_nobody_up(start: Start) -> None:
     service = start(config=RULE)
     for body in (b"{}", b'[{"rule": "none"}]', b'[{"permits": 1000000000}]'):
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_BATCHES):
             assert service.ask("POST", f"{API}/check/batch", None, body, JSON).status == 400
     assert len(left(service)) == CHECKS
 

@@ -1,4 +1,4 @@
-"""Bodies as they come in, part by part."""
+"""BodyReader as they come in, part by part."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headgate.service import body
-from headgate.service.body import MOST, MOST_AT_ONCE, Bodies
-from headgate.service.http import Refusal
+from headgate.service import request
+from headgate.service.problem import HTTPError
+from headgate.service.request import MAX_BODIES, MAX_BODY, BodyReader
 
 
 class Sent:
@@ -26,11 +26,11 @@ class Sent:
             await self._more.wait()
 
 
-async def read(bodies: Bodies, sent: Any) -> bytes | int:
+async def read(bodies: BodyReader, sent: Any) -> bytes | int:
     """The body, or the status of the refusal."""
     try:
         return await bodies.read(sent, sent)
-    except Refusal as refusal:
+    except HTTPError as refusal:
         return refusal.status
 
 
@@ -48,24 +48,24 @@ async def read(bodies: Bodies, sent: Any) -> bytes | int:
         (Sent(b"a", b"", transfer_encoding="chunked"), b"a"),
         (Sent(b"a", b"", b"", transfer_encoding="chunked"), 400),
         (Sent(b"a", b"", b"", transfer_encoding="chunked", trailer="digest"), b"a"),
-        (Sent(content_length=str(MOST + 1)), 413),
-        (Sent(bytes(MOST), b"a"), 413),
-        (Sent(bytes(MOST)), bytes(MOST)),
+        (Sent(content_length=str(MAX_BODY + 1)), 413),
+        (Sent(bytes(MAX_BODY), b"a"), 413),
+        (Sent(bytes(MAX_BODY)), bytes(MAX_BODY)),
     ],
 )
 def test_a_body_is_whole_or_refused(sent: Sent, found: bytes | int) -> None:
-    bodies = Bodies()
+    bodies = BodyReader()
     assert asyncio.run(read(bodies, sent)) == found
     assert bodies.held == 0
 
 
 def test_all_bodies_together_are_bounded() -> None:
     async def flood() -> list[bytes | int]:
-        bodies, more = Bodies(), asyncio.Event()
-        most = MOST_AT_ONCE // MOST
-        slow = [asyncio.ensure_future(read(bodies, Sent(bytes(MOST), more=more))) for _ in range(most)]
+        bodies, more = BodyReader(), asyncio.Event()
+        most = MAX_BODIES // MAX_BODY
+        slow = [asyncio.ensure_future(read(bodies, Sent(bytes(MAX_BODY), more=more))) for _ in range(most)]
         await asyncio.sleep(0)  # each has sent its part
-        assert bodies.held == MOST_AT_ONCE
+        assert bodies.held == MAX_BODIES
         refused = await read(bodies, Sent(b"a"))
         more.set()
         await asyncio.gather(*slow)
@@ -76,10 +76,10 @@ def test_all_bodies_together_are_bounded() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "SECONDS", 0.01)
+    monkeypatch.setattr(request, "BODY_SECONDS", 0.01)
 
     async def stall() -> bytes | int:
-        bodies = Bodies()
+        bodies = BodyReader()
         found = await read(bodies, Sent(b"a", more=asyncio.Event()))
         assert bodies.held == 0
         return found

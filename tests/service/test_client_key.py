@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from headgate.service.address import Locator, network
+from headgate.service.client_ip import ClientIP, parse_network
 from tests.service.conftest import Start
 from tests.support.service import Service
 
@@ -27,7 +27,7 @@ class Lines:
         return self._lines.get(key, [])
 
 
-TRUSTED = [network("10.0.0.0/8"), network("2001:db8:ffff::/48")]
+TRUSTED = [parse_network("10.0.0.0/8"), parse_network("2001:db8:ffff::/48")]
 ALL = ("x-forwarded-for", "x-real-ip", "forwarded")
 
 # peer, headers, the key
@@ -72,23 +72,23 @@ CLIENTS = [
 
 @pytest.mark.parametrize("peer, headers, key", CLIENTS)
 def test_the_last_that_somebody_trusted_has_seen(peer: str, headers: Lines, key: str) -> None:
-    assert Locator(TRUSTED, ALL, 64).key(peer, headers) == key
+    assert ClientIP(TRUSTED, ALL, 64).key(peer, headers) == key
 
 
 def test_without_trusted_proxies_headers_mean_nothing() -> None:
-    nobody = Locator([], ALL, 64)
+    nobody = ClientIP([], ALL, 64)
     for peer, headers, _ in CLIENTS:
         assert nobody.key(peer, headers) == nobody.key(peer, Lines())
 
 
 def test_one_header_can_be_pinned() -> None:
-    pinned = Locator(TRUSTED, ("x-real-ip",), 64)
+    pinned = ClientIP(TRUSTED, ("x-real-ip",), 64)
     assert pinned.key("10.0.0.1:1", Lines(x_forwarded_for="6.6.6.6", x_real_ip="1.2.3.4")) == "1.2.3.4"
 
 
 def test_ipv6_prefix() -> None:
-    assert Locator([], ALL, 56).key("[2001:db8:1:2ff::1]:1", Lines()) == "2001:db8:1:200::/56"
-    assert Locator([], ALL, 128).key("[2001:db8::1]:1", Lines()) == "2001:db8::1"
+    assert ClientIP([], ALL, 56).key("[2001:db8:1:2ff::1]:1", Lines()) == "2001:db8:1:200::/56"
+    assert ClientIP([], ALL, 128).key("[2001:db8::1]:1", Lines()) == "2001:db8::1"
 
 
 SPOOFED: list[Mapping[str, str]] = [

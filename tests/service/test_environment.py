@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from headgate.service.files import BadFile, Sources
+from headgate.service.files import Sources
+from headgate.service.settings import BadFile
 from tests.service.conftest import Start
 from tests.support.service import headgate
 

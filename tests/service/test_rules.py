@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headgate.service.files import BadFile, Watch, read_file
+from headgate.service.files import FileWatch, read_file
+from headgate.service.settings import BadFile
 from tests.service.conftest import Start
 from tests.support.service import API, Service, eventually
 
@@ -385,8 +386,8 @@ class TestReload:
 
     def test_a_file_is_taken_once_nobody_writes_to_it(self) -> None:
         one, two, three = (1, 0, 1), (2, 10, 1), (3, 20, 1)
-        watch = Watch(one)
+        watch = FileWatch(one)
         looks = [one, two, three, three, three, None, two, two, two]
         assert [watch.is_new(stamp) for stamp in looks] == [False] * 3 + [True] + [False] * 3 + [True] + [False]
-        watch = Watch(one)
+        watch = FileWatch(one)
         assert [watch.is_new(stamp) for stamp in (two, one, one)] == [False] * 3

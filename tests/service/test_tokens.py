@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from headgate.service.http import Refusal
+from headgate.service.problem import HTTPError
 from headgate.service.tokens import Tokens, digest
 from tests.service.conftest import Start
 from tests.support.service import API, Service
@@ -90,5 +90,5 @@ def test_odd_tokens_are_refused_not_an_error() -> None:
     tokens = Tokens([(digest("é"), "admin")])
     tokens.demand("admin", Headers("bearer  é "))
     for odd in ("", "Bearer", "Bearer ", "Bearer \udcff", "Bearer é é", "é"):
-        with pytest.raises(Refusal):
+        with pytest.raises(HTTPError):
             tokens.demand("admin", Headers(odd))

@@ -1,22 +1,24 @@
-"""The ``headgate`` command. Each subcommand is a file here; what it needs is imported when it is asked for."""
+"""The ``headgate`` command. Its subcommands import the service only when they run."""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import headgate
-from headgate.cli import config, serve, token
+from headgate.cli import config, serve
 
-NOBODY_READS = 141  # what a shell shows of a program that SIGPIPE ended
+BROKEN_PIPE = 141  # the exit code that a shell shows for a program that SIGPIPE ended
 
 
-class Parser(argparse.ArgumentParser):
-    """Refuses words that it does not know itself: argparse leaves that to the top, which shows the wrong usage."""
+class CommandParser(argparse.ArgumentParser):
+    """Refuses unknown arguments itself: argparse leaves that to the top parser, which shows the wrong usage."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = super().parse_known_args(args, namespace)
@@ -37,24 +39,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             sys.exit(_run(argv))
         finally:
-            print(end="", flush=True)  # now, while there is somebody to catch that it fails
+            print(end="", flush=True)  # here, so that a broken pipe is caught below
     except ImportError as error:
         sys.exit(f"headgate: {error}")
     except BrokenPipeError:  # headgate config schema | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python would try again, and say so
-        sys.exit(NOBODY_READS)
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python would flush again at exit, and print an error
+        sys.exit(BROKEN_PIPE)
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = Parser(prog="headgate", description="A distributed rate limiter.")
+    parser = CommandParser(prog="headgate", description="A distributed rate limiter.")
     build = "compiled" if headgate.COMPILED else "pure Python"
     parser.add_argument("--version", action="version", version=f"headgate {headgate.__version__} ({build})")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, config, token):
+    for command in (serve, config):
         command.add(commands)
+    text = "print a new random token, and the SHA-256 of it that goes into the file"
+    commands.add_parser("token", help=text, description=text).set_defaults(run=_new_token)
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
     code: int = options.run(options)
     return code
+
+
+def _new_token(options: argparse.Namespace) -> int:
+    token = secrets.token_urlsafe(32)
+    print(f"token   {token}\nsha256  {hashlib.sha256(token.encode()).hexdigest()}")
+    return 0

@@ -1,4 +1,4 @@
-"""headgate config: look at settings without starting anything."""
+"""headgate config: validate, show or describe settings without starting the service."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def add(commands: Any) -> None:
 
 
 def validate(options: argparse.Namespace) -> int:
-    from headgate.service.files import BadFile, sources
+    from headgate.service.files import sources
     from headgate.service.server import check_store
+    from headgate.service.settings import BadFile
 
     found = sources(options.file or options.config, {})
     try:
@@ -37,15 +38,16 @@ def validate(options: argparse.Namespace) -> int:
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
-    _warn(found.unread())
+    _warn(found.warnings())
     rules = len(settings.rules)
     print(f"{found.file or 'no file'}: fine, {rules} rule{'' if rules == 1 else 's'}")
     return 0
 
 
 def show(options: argparse.Namespace) -> int:
-    from headgate.service.files import BadFile, sources  # before msgspec: it says which extra is missing
+    from headgate.service.files import sources  # before msgspec: its error says which extra is missing
     from headgate.service.server import redacted
+    from headgate.service.settings import BadFile
 
     import msgspec  # isort: skip
 
@@ -56,7 +58,7 @@ def show(options: argparse.Namespace) -> int:
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
-    _warn(found.unread())
+    _warn(found.warnings())
     shown = msgspec.structs.asdict(settings)
     shown["store"] = redacted(settings.store)
     shown["tokens"] = [{"scope": scope, "sha256": digest[:8] + "..."} for digest, scope in tokens]

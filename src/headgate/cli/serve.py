@@ -1,4 +1,4 @@
-"""headgate serve: the service."""
+"""headgate serve: run the service."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again; it would end us
-    from headgate.service.files import BadFile, sources
+        signal.signal(
+            signal.SIGHUP, signal.SIG_IGN
+        )  # its default action ends the process; the service sets its own handler
+    from headgate.service.files import sources
     from headgate.service.server import serve
+    from headgate.service.settings import BadFile
 
     names = ("host", "port", "store", "workers", "log_level", "log_format")
     given = {name: getattr(options, name) for name in names}

@@ -1,4 +1,4 @@
-"""One worker: its routes, its state, and what it looks at once a second."""
+"""One worker: its routes, its state, and what it does once a second."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ from pathlib import Path
 from time import time
 from typing import cast
 
-from headgate.service import batch, checks, docs, health, live, metrics, openapi, playground, static
-from headgate.service.address import Locator, network
-from headgate.service.board import (
+from headgate.service import batch, checks, events, health, metrics, openapi, pages, playground
+from headgate.service.client_ip import ClientIP, parse_network
+from headgate.service.delivery import Delivery
+from headgate.service.events import DeniedKeys
+from headgate.service.files import FileWatch, LastGoodConfig, Sources
+from headgate.service.logs import configure, hide_quoted, masked
+from headgate.service.problem import HTTPError, problem
+from headgate.service.request import BodyReader
+from headgate.service.rsgi import Exchange, Response, Scope, check_framing, request_id_of
+from headgate.service.rules import CompiledRule, RuleSet
+from headgate.service.settings import BadFile, Settings
+from headgate.service.shared_counters import (
     BREAKER_OPEN,
     BREAKER_OPENED,
+    COUNTERS_FILE,
     KEYS,
     PROBLEMS,
     RELOAD_OK,
@@ -25,24 +35,15 @@ from headgate.service.board import (
     RELOADS,
     RELOADS_FAILED,
     STOPPING,
-    Board,
+    SharedCounters,
 )
-from headgate.service.body import Bodies
-from headgate.service.delivery import Delivery
-from headgate.service.denied import DeniedKeys
-from headgate.service.files import BadFile, Sources, Watch
-from headgate.service.http import Exchange, Refusal, Reply, Scope, check_framing, problem, request_id_of
-from headgate.service.kept import Kept, keep, newest
-from headgate.service.logs import configure, masked, unquoted
-from headgate.service.rules import Book, Lane
-from headgate.service.settings import Settings
 from headgate.service.tokens import Tokens
 from headgate.stores.base import Store, open_store
 from headgate.stores.memory import MemoryStore
 
 logger = logging.getLogger("headgate.service")
 
-Handler = Callable[["App", Scope, Exchange], Awaitable[Reply | None]]  # None: it has answered itself
+Handler = Callable[["App", Scope, Exchange], Awaitable[Response | None]]  # None: the handler has sent its response
 
 KEEP_ALIVE = 10  # seconds that a connection may send nothing before it is closed
 
@@ -59,111 +60,113 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/actuator/health/readiness": {"GET": health.readiness},
     "/actuator/info": {"GET": health.info},
     "/openapi.json": {"GET": openapi.serve},
-    "/docs": {"GET": docs.serve},
-    "/live": {"GET": live.stream, "HEAD": live.head},
+    "/docs": {"GET": pages.docs},
+    "/live": {"GET": events.stream, "HEAD": events.head},
     "/playground/check": {"POST": playground.check},
     "/playground/peek": {"GET": playground.peek},
 }
 
 
 class State:
-    """Everything that a reload replaces, at once."""
+    """The objects made from the settings; a reload replaces all of them at once."""
 
-    def __init__(self, settings: Settings, tokens: Tokens, store: Store, board: Board) -> None:
+    def __init__(self, settings: Settings, tokens: Tokens, store: Store, counters: SharedCounters) -> None:
         self.settings = settings
         self.tokens = tokens
-        self.book = Book(settings, store, board)
-        trusted = [network(text) for text in settings.trusted_proxies]
-        self.locator = Locator(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.rule_set = RuleSet(settings, store, counters)
+        trusted = [parse_network(text) for text in settings.trusted_proxies]
+        self.client_ip = ClientIP(trusted, settings.client_headers, settings.ipv6_prefix)
         self.ietf_headers = settings.ietf_headers
-        # what queries that came before ask for: lane, key, key as JSON, cost
-        self.seen: dict[str, tuple[Lane, str, str, int]] = {}
-        self.shown: Callable[[str], str] = repr if settings.log_keys else masked
+        # rule, key, key as JSON and cost of queries that came before
+        self.seen: dict[str, tuple[CompiledRule, str, str, int]] = {}
+        self.show_key: Callable[[str], str] = repr if settings.log_keys else masked
 
 
 class App:
-    """What granian runs in each worker."""
+    """The application that granian runs in each worker. *folder* holds what the workers share."""
 
     state: State
     store: Store
     debug: bool
 
-    def __init__(self, sources: Sources, settings: Settings, board: Path) -> None:
+    def __init__(self, sources: Sources, settings: Settings, folder: Path) -> None:
         self.sources = sources
-        self.board = Board(board)
-        self._place = board
+        self.counters = SharedCounters(folder / COUNTERS_FILE)
         self.denied = DeniedKeys()
         self.delivery = Delivery()
         self.playground = playground.Sessions()
-        self.page = static.load()
-        self.bodies = Bodies()
-        self.batches = asyncio.Semaphore(batch.AT_ONCE)
+        self.page_files = pages.load_files()
+        self.bodies = BodyReader()
+        self.batches = asyncio.Semaphore(batch.MAX_BATCHES)
         self.waiting = 0
         self.watchers = 0
         self.error_logged_at = float("-inf")
         self.redis = metrics.RedisNumbers()
+        self._folder = folder
         self._settings = settings
         self._opened = 0
         self._parent = os.getppid()
 
     def __rsgi_init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Before the first request: take a slab, open the store, make the rules."""
+        """Before the first request: claim counters, open the store, compile the rules."""
         settings = self._settings
         configure(settings.log_level, settings.log_format)
-        slab = self.board.claim()
-        self.slab, self.gauges, self.slots, self.timings = slab, slab.gauges, slab.slots, slab.timings
+        self.worker_counters = own = self.counters.claim()
+        self.gauges, self.slots, self.timings = own.gauges, own.slots, own.timings
         self.store = make_store(settings)
-        kept = newest(self._place)  # newer than those of the start, for one that takes the place of another
-        self._adopt(kept)
-        self._watch = Watch(kept.stamp)
+        config = LastGoodConfig.load(self._folder)  # newer than *settings* in a worker that replaces another
+        self._adopt(config)
+        self._watch = FileWatch(config.stamp)
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self.reload)
-        # A full collection walks over every module and took 10 ms: it was the slowest hundredth of all checks. What is
-        # here now stays for ever, and a check leaves nothing behind that needs a collector.
+        # A full collection visits every module and took 10 ms, the slowest hundredth of all checks. The objects of
+        # the start stay for ever, and a check leaves no cycles behind.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
         self._ticker = loop.create_task(self._tick())
-        self._heed()
-        loop.call_later(0.25, self._heed)  # it may come between this line and granian's handler
+        self._stop_if_told()
+        loop.call_later(0.25, self._stop_if_told)  # the signal may come between this line and granian's handler
 
-    def _heed(self) -> None:
-        """Stop if told so before there was a handler for it. Not again later: that would end what is in flight."""
-        if self.board.header[STOPPING]:
+    def _stop_if_told(self) -> None:
+        """Stop if SIGTERM came before this worker had a handler. Later, a second signal would cut requests off."""
+        if self.counters.header[STOPPING]:
             signal.raise_signal(signal.SIGTERM)
 
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """After the last answer."""
+        """After the last response: close the store."""
         self._ticker.cancel()
         loop.run_until_complete(self.store.aclose())
 
     async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
         request_id = ""
         method = scope.method
-        fields = scope.headers
+        request_headers = scope.headers
         try:
-            if len(fields.get_all("host")) != 1 or "transfer-encoding" in fields:
-                check_framing(scope.http_version, fields)
+            if len(request_headers.get_all("host")) != 1 or "transfer-encoding" in request_headers:
+                check_framing(scope.http_version, request_headers)
             route = ROUTES.get(scope.path)
             handler = route.get(method) if route else None
-            reply = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
-            if reply is None:
+            response = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
+            if response is None:
                 return
-        except Refusal as refusal:
-            request_id = request_id_of(fields) or secrets.token_hex(8)
-            reply = problem(refusal.status, refusal.detail, *refusal.headers, request_id=request_id)
+        except HTTPError as error:
+            request_id = request_id_of(request_headers) or secrets.token_hex(8)
+            response = problem(error.status, error.detail, *error.headers, request_id=request_id)
             self.gauges[PROBLEMS] += 1
             if self.debug:
-                shown = refusal.detail if self.state.settings.log_keys else unquoted(refusal.detail)
-                logger.debug("%d: %s", refusal.status, shown, extra={"request_id": request_id})
+                shown = error.detail if self.state.settings.log_keys else hide_quoted(error.detail)
+                logger.debug("%d: %s", error.status, shown, extra={"request_id": request_id})
         except Exception:
-            request_id = request_id_of(fields) or secrets.token_hex(8)
-            reply = problem(500, "an error of the service, not of the request; its log has more", request_id=request_id)
+            request_id = request_id_of(request_headers) or secrets.token_hex(8)
+            response = problem(
+                500, "an error of the service, not of the request; its log has more", request_id=request_id
+            )
             self.gauges[PROBLEMS] += 1
             logger.exception("Error answering %s, request %s", method, request_id, extra={"request_id": request_id})
-        status, headers, body = reply
-        if request_id or (request_id := request_id_of(fields)):
+        status, headers, body = response
+        if request_id or (request_id := request_id_of(request_headers)):
             headers.append(("x-request-id", request_id))
         if method == "HEAD":
             exchange.response_empty(status, headers)
@@ -172,12 +175,12 @@ class App:
         else:
             exchange.response_bytes(status, headers, cast("bytes", body))
 
-    async def _other(self, route: dict[str, Handler] | None, scope: Scope, exchange: Exchange) -> Reply | None:
-        """HEAD and OPTIONS where there is a GET, the page's files, and what there is not."""
+    async def _other(self, route: dict[str, Handler] | None, scope: Scope, exchange: Exchange) -> Response | None:
+        """HEAD and OPTIONS where there is a GET, the page's files, and errors for the rest."""
         path, method = scope.path, scope.method
-        file = self.page.get(path) if route is None else None
+        file = self.page_files.get(path) if route is None else None
         if route is None and file is None:
-            raise Refusal(404, f"there is nothing at {path!r:.80}; see /docs")
+            raise HTTPError(404, f"there is nothing at {path!r:.80}; see /docs")
         methods = ["GET"] if route is None else list(route)
         if "GET" in methods and "HEAD" not in methods:
             methods.append("HEAD")
@@ -185,36 +188,36 @@ class App:
             return 204, [("allow", ", ".join([*methods, "OPTIONS"]))], b""
         if method not in methods:
             allow = ", ".join([*methods, "OPTIONS"])
-            raise Refusal(405, f"{method:.20} is not possible here; {allow} are", ("allow", allow))
+            raise HTTPError(405, f"{method:.20} is not possible here; {allow} are", ("allow", allow))
         if file is not None:
-            return file.reply(scope)
+            return file.response(scope)
         assert route is not None
         return await route["GET"](self, scope, exchange)
 
     def reload(self) -> None:
-        """Read the file again. A bad one changes nothing but the log and the metric."""
+        """Read the settings again. Bad ones change nothing but the log and the metrics."""
         stamp = self.sources.stamp()
-        self._watch = Watch(stamp)
+        self._watch = FileWatch(stamp)
         try:
             settings = self.sources.reread(self.state.settings)
-            kept = Kept(settings, self.sources.tokens(settings), stamp)
-            self._adopt(kept)
-            keep(self._place, kept)
-        except (BadFile, Refusal, ValueError) as error:
+            config = LastGoodConfig(settings, self.sources.tokens(settings), stamp)
+            self._adopt(config)
+            config.save(self._folder)
+        except (BadFile, HTTPError, ValueError) as error:
             self.gauges[RELOADS_FAILED] += 1
             self.gauges[RELOAD_OK] = 0
             logger.error("The new settings are not used, the old ones stay in force: %s", error)
             return
         self.gauges[RELOADS] += 1
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
-        logger.warning("Settings read again: rules %s", ", ".join(self.state.book.rules))
+        logger.warning("Settings read again: rules %s", ", ".join(self.state.rule_set.rules))
         for name in ("host", "port", "workers", "store", "max_keys", "log_format"):
-            if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 was any that is free
+            if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 means any free port
                 logger.warning("The new %s needs a restart", name)
 
-    def _adopt(self, kept: Kept) -> None:
-        self.state = State(kept.settings, Tokens(kept.tokens), self.store, self.board)
-        logging.getLogger("headgate").setLevel(kept.settings.log_level.upper())
+    def _adopt(self, config: LastGoodConfig) -> None:
+        self.state = State(config.settings, Tokens(config.tokens), self.store, self.counters)
+        logging.getLogger("headgate").setLevel(config.settings.log_level.upper())
         self.debug = logger.isEnabledFor(logging.DEBUG)
 
     async def _tick(self) -> None:
@@ -223,23 +226,23 @@ class App:
             await asyncio.sleep(1)
             seconds += 1
             try:
-                self._look(seconds)
+                self._update(seconds)
             except Exception:
-                logger.exception("Error in a worker's own look at itself")
+                logger.exception("Error in the periodic update of a worker")
 
-    def _look(self, seconds: int) -> None:
-        """Once a second: how the store is, who is denied, whether there is a new file and still a parent."""
-        seen = self.state.book.lane(None, None).limiter.store_health()
+    def _update(self, seconds: int) -> None:
+        """Once a second: update gauges, publish the most denied keys, look for a new file and for the main process."""
+        seen = self.state.rule_set.get(None, None).limiter.store_health()
         self.gauges[BREAKER_OPEN] = seen.state == "open"
-        self.gauges[BREAKER_OPENED] += seen.opened - self._opened  # the slab may have had another worker before
+        self.gauges[BREAKER_OPENED] += seen.opened - self._opened  # these counters may have had another worker before
         self._opened = seen.opened
         if isinstance(self.store, MemoryStore):
             self.gauges[KEYS] = len(self.store)
         if seconds % KEEP_ALIVE == 0:
             self.delivery.rotate()
         if seconds % 60 == 0:
-            self.denied.fade()
-        self.slab.write(self.denied.encoded())
+            self.denied.halve()
+        self.worker_counters.write_report(self.denied.encoded())
         if self._watch.is_new(self.sources.stamp()):
             self.reload()
         if os.getppid() != self._parent:
@@ -248,7 +251,7 @@ class App:
 
 
 def make_store(settings: Settings) -> Store:
-    """The store that all limiters of a worker share."""
+    """Open the store that all limiters of a worker share."""
     if settings.store == "memory://":
         return MemoryStore(max_keys=settings.max_keys)
     return open_store(settings.store, None, {})[0]

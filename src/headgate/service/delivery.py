@@ -1,10 +1,10 @@
-"""Answers to checks that spent permits: a client that is gone by then gets its permits back.
+"""Answers to checks that spent permits: a client that has disconnected gets its permits back.
 
-hyper, under granian, drops a request as soon as its client half-closes the connection (`shutdown(SHUT_WR)`), and
-granian has no option for hyper's `half_close`: such a request cannot be answered, so it must not be charged.
-`response_str` does not say that the request was dropped. A response stream does, but it often takes two writes where
-one would do, which made checks a tenth slower. So only the first answered check of a connection takes a stream: a
-client that half-closes mostly sends one request, and the ones that send many keep the connection open in between.
+hyper, the HTTP library under granian, drops a request when its client half-closes the connection
+(`shutdown(SHUT_WR)`), and granian has no option for hyper's `half_close`. Such a request cannot be answered, so it must
+not be charged. `response_str` does not report that the request was dropped; a response stream does. A stream often
+takes two writes where one is enough, which made checks a tenth slower. So only the first granted check of a connection
+is answered by a stream: a client that half-closes after its request usually sends one request per connection.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headgate.errors import StoreUnavailable
-from headgate.service.http import Exchange, Reply, Scope, request_id_of
+from headgate.service.rsgi import Exchange, Response, Scope, request_id_of
 from headgate.service.rules import Charge
 
 MAX_PEERS = 65_536
 
 
 class Delivery:
-    """Sends answers, and knows the peers (address and port) whose connections have had one."""
+    """Sends answers, and remembers the peers (address and port) whose connections have had one."""
 
     def __init__(self) -> None:
         self._peers: set[str] = set()
         self._peers_before: set[str] = set()
 
     def rotate(self) -> None:
-        """Forget peers that were not seen since the last call but one; idle connections are closed sooner."""
+        """Forget the peers that sent nothing since the call before; the server has closed their connections."""
         self._peers_before, self._peers = self._peers, set()
 
     def is_known(self, peer: str) -> bool:
-        """Whether the connection of *peer* has had an answer before; it counts as one that has from now on."""
+        """Whether the connection of *peer* has had an answer before; from now on it counts as one that has."""
         if peer in self._peers:
             return True
         if len(self._peers) >= MAX_PEERS:
@@ -39,9 +39,9 @@ class Delivery:
         self._peers.add(peer)
         return peer in self._peers_before
 
-    async def send(self, scope: Scope, exchange: Exchange, reply: Reply, charges: Sequence[Charge]) -> None:
-        """Send *reply*; refund *charges* if the connection was closed before."""
-        status, headers, text = reply
+    async def send(self, scope: Scope, exchange: Exchange, response: Response, charges: Sequence[Charge]) -> None:
+        """Send *response*; refund *charges* if the connection was closed before."""
+        status, headers, text = response
         if request_id := request_id_of(scope.headers):
             headers.append(("x-request-id", request_id))
         body = text.encode() if isinstance(text, str) else text
@@ -49,6 +49,6 @@ class Delivery:
         try:
             await exchange.response_stream(status, headers).send_bytes(body)
         except RuntimeError:  # granian's own error; this is its only public base class
-            for lane, key, cost in charges:
+            for rule, key, cost in charges:
                 with suppress(StoreUnavailable):
-                    await lane.limiter.refund(key, cost)
+                    await rule.limiter.refund(key, cost)

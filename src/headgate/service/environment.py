@@ -1,4 +1,4 @@
-"""Settings that come one by one, most of them as text: from the environment, and from the command line."""
+"""Settings from the environment and from the command line, one variable or option each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.settings import BadSetting, Settings, explained, lowered
-from headgate.service.tokens import SCOPES
+from headgate.service.settings import SCOPES, BadSetting, Settings, explain, lowered
 
 PREFIX = "HEADGATE_"
-# what the environment may set besides tokens; a list is written with commas
+# The settings that the environment may set; a list is written with commas.
 DEFAULTS = {
     name: value
     for name, value in msgspec.structs.asdict(Settings()).items()
@@ -22,13 +21,13 @@ DEFAULTS = {
 NAMES = [*(name.upper() for name in DEFAULTS), "CONFIG", *(f"{scope.upper()}_TOKEN" for scope in SCOPES)]
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
-# Kubernetes tells each pod of every Service in its namespace; one called headgate, or headgate-redis, looks like ours
-_OF_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+# Kubernetes sets such variables for every Service of a namespace; a Service called headgate makes them look like ours.
+_KUBERNETES = re.compile(r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _LINK = re.compile("(tcp|udp|sctp)://")
 
 
 def from_environment(environment: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the environment sets, but for what was *given* on the command line: that wins, so nobody reads the rest."""
+    """The settings of the environment, without those *given* on the command line, which take precedence."""
     found: dict[str, Any] = {}
     for field, default in DEFAULTS.items():
         text = environment.get(PREFIX + field.upper(), "")
@@ -43,24 +42,24 @@ def from_environment(environment: Mapping[str, str], given: Mapping[str, Any]) -
 
 
 def checked(prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was *given*, each of the type that its setting has. Raises `BadSetting`."""
+    """The values of *given*, each converted to the type of its setting. Raises `BadSetting`."""
     found = {}
     for field, value in given.items():
         try:
             found[field] = getattr(msgspec.convert({field: lowered(field, value)}, Settings, strict=False), field)
         except msgspec.ValidationError as error:
             name = field.upper() if prefix == PREFIX else field.replace("_", "-")
-            why = explained((field,), str(error).partition(" - at")[0])
+            why = explain((field,), str(error).partition(" - at")[0])
             raise BadSetting((), f"{prefix}{name}={value!r:.60}: {why}") from None
     return found
 
 
-def unread(environment: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that looks like a setting and is none."""
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that looks like a setting and is not one."""
     found = []
     for variable in sorted(environment):
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in NAMES or _OF_KUBERNETES.fullmatch(name):
+        if name == variable or name in NAMES or _KUBERNETES.fullmatch(name):
             continue
         if name.endswith("_PORT") and _LINK.match(environment[variable]):
             continue

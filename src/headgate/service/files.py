@@ -1,4 +1,8 @@
-"""Settings from the command line, the environment and a file, in this order of precedence; errors name the line."""
+"""Settings from the command line, the environment and a file, in this order of precedence; errors name the line.
+
+The last good configuration is kept beside the shared counters, for a worker that replaces another: the file may be
+broken or half written by then, and the worker must not go back to the rules and tokens of the start.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,18 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.environment import PREFIX, checked, from_environment, unread
-from headgate.service.settings import BadSetting, Settings, check, convert
-from headgate.service.tokens import SCOPES, digest
+from headgate.service.environment import PREFIX, checked, from_environment, unknown_variables
+from headgate.service.settings import BadFile, BadSetting, Settings, check, convert
+from headgate.service.tokens import read_tokens
 
 DEFAULT_FILE = Path("headgate.toml")
 
-Path_ = tuple[str | int, ...]
-Stamp = tuple[int, int, int] | None
-
-
-class BadFile(ValueError):
-    """A file, or something in the environment, that the service cannot start with."""
+SettingPath = tuple[str | int, ...]
+Stamp = tuple[int, int, int] | None  # time of the last change, size and inode of the file
 
 
 class Sources:
-    """Where settings come from, so that they can be read again."""
+    """Where settings come from; they are read at the start and again after each change of the file."""
 
     def __init__(self, file: Path | None, given: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self.file = file
@@ -34,20 +34,21 @@ class Sources:
         self._environment = environment
 
     def read(self) -> Settings:
-        """All of it, merged and checked. Raises `BadFile`."""
+        """The merged and checked settings. Raises `BadFile`."""
         return self._merged(Settings() if self.file is None else read_file(self.file))
 
     def reread(self, before: Settings) -> Settings:
-        """The same while *before* is in force. Refuses too what looks like a file that somebody has begun to write."""
-        found = self._merged(said := Settings() if self.file is None else read_file(self.file))
-        if self.file is not None and said == Settings() and (before.rules or before.tokens):
+        """The same while *before* is in force. Also refuses a file that looks as if it were still being written."""
+        in_file = Settings() if self.file is None else read_file(self.file)
+        found = self._merged(in_file)
+        if self.file is not None and in_file == Settings() and (before.rules or before.tokens):
             raise BadFile(f"{self.file}: it is empty; to drop every rule and token, restart")
-        if before.tokens and not said.tokens:
+        if before.tokens and not in_file.tokens:
             raise BadFile(f"{self.file}: its tokens are gone, which would open the API; to mean it, restart")
         return found
 
     def stamp(self) -> Stamp:
-        """What changes when the file does. A file that is missing for a moment is being replaced."""
+        """A value that changes with the file; None while the file is missing, as when it is being replaced."""
         try:
             found = self.file.stat() if self.file else None
         except OSError:
@@ -63,40 +64,41 @@ class Sources:
             raise BadFile(str(error)) from None
         return settings
 
-    def unread(self) -> list[str]:
-        """A warning for each variable of the environment that was meant as a setting, it seems, and is none."""
-        return unread(self._environment)
+    def warnings(self) -> list[str]:
+        """A warning for each variable of the environment that looks like a setting and is not one."""
+        return unknown_variables(self._environment)
 
     def tokens(self, settings: Settings) -> list[tuple[str, str]]:
-        """Digest and scope of each token: HEADGATE_ADMIN_TOKEN and so on, and those of the file."""
-        found = []
-        for scope in SCOPES:
-            name = f"{PREFIX}{scope.upper()}_TOKEN"
-            for token in re.split(r"[\s,]+", self._environment.get(name, "").strip()):
-                if token:
-                    found.append((digest(token), scope))
-        for i, token in enumerate(settings.tokens):
-            known = token.sha256
-            if token.file:
-                try:
-                    secret = Path(token.file).read_text(encoding="utf-8").strip()
-                except (OSError, UnicodeDecodeError) as error:
-                    raise BadFile(f"tokens.{i}.file: cannot read {token.file!r}: {error}") from None
-                if not secret:
-                    raise BadFile(f"tokens.{i}.file: {token.file!r} is empty")
-                known = digest(secret)
-            found.append((known, token.scope))
-        return found
+        """Digest and scope of each token of the environment and of *settings*. Raises `BadFile`."""
+        return read_tokens(settings, self._environment)
 
 
-class Watch:
-    """Tells, of stamps that are taken one after the other, when a file has changed and is no longer written to."""
+class LastGoodConfig(msgspec.Struct):
+    """Settings, the digests and scopes of their tokens, and the stamp of the file that they came from."""
+
+    settings: Settings
+    tokens: list[tuple[str, str]]
+    stamp: Stamp
+
+    def save(self, folder: Path) -> None:
+        """Write this to *folder*, which only the service can read; workers see the old file or the new one."""
+        fresh = folder / f"settings.{os.getpid()}"
+        fresh.write_bytes(msgspec.json.encode(self))
+        fresh.replace(folder / "settings")
+
+    @classmethod
+    def load(cls, folder: Path) -> LastGoodConfig:
+        return msgspec.json.decode((folder / "settings").read_bytes(), type=cls)
+
+
+class FileWatch:
+    """Decides from stamps taken once a second when a file has changed and is no longer being written."""
 
     def __init__(self, known: Stamp) -> None:
         self._known = self._last = known
 
     def is_new(self, stamp: Stamp) -> bool:
-        """Whether *stamp* is not the known one, but the last; it is known from then on."""
+        """Whether *stamp* differs from the known one and is the same as the last; from then on it is known."""
         new = stamp != self._known and stamp == self._last
         self._last = stamp
         if new:
@@ -105,7 +107,7 @@ class Watch:
 
 
 def sources(config: str | None, given: Mapping[str, Any]) -> Sources:
-    """The sources of a command line: *config* or HEADGATE_CONFIG, or headgate.toml here if there is one."""
+    """The sources for a command line. The file is *config*, HEADGATE_CONFIG, or headgate.toml if there is one."""
     named = config or os.environ.get(PREFIX + "CONFIG")
     file = Path(named) if named else DEFAULT_FILE if DEFAULT_FILE.is_file() else None
     return Sources(file, given, dict(os.environ))
@@ -137,10 +139,10 @@ def _toml(path: Path, text: str) -> tuple[Any, Any]:
     return raw, lambda wanted: _toml_line(text, wanted)
 
 
-def _toml_line(text: str, wanted: Path_) -> int:
-    """The line that sets *wanted*, or as much of it as can be found."""
+def _toml_line(text: str, wanted: SettingPath) -> int:
+    """The line that sets *wanted*, or the longest part of it that is found."""
     best, line = 0, 1
-    table: Path_ = ()
+    table: SettingPath = ()
     counts: dict[str, int] = {}
     for number, content in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?", content):
@@ -159,12 +161,12 @@ def _toml_line(text: str, wanted: Path_) -> int:
     return line
 
 
-def _common(one: Path_, other: Path_) -> int:
+def _common(one: SettingPath, other: SettingPath) -> int:
     """How many steps two paths share."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _toml_path(text: str) -> Path_:
+def _toml_path(text: str) -> SettingPath:
     return tuple(part.strip().strip("\"'") for part in re.findall(r'"[^"]*"|\'[^\']*\'|[^.]+', text))
 
 
@@ -179,19 +181,19 @@ def _yaml(path: Path, text: str) -> tuple[Any, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise BadFile(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {error}") from None
-    if doubled := _doubled(root):
-        raise BadFile(f"{path}:{doubled.start_mark.line + 1}: {doubled.value!r:.60} is given twice; give it once")
+    if twice := _duplicate_key(root):
+        raise BadFile(f"{path}:{twice.start_mark.line + 1}: {twice.value!r:.60} is given twice; give it once")
     return raw or {}, lambda wanted: _yaml_line(root, wanted)
 
 
-def _doubled(root: Any) -> Any:
-    """The node of a key that its mapping has already had: PyYAML would take the last and say nothing."""
+def _duplicate_key(root: Any) -> Any:
+    """The node of a key that stands twice in its mapping; PyYAML would silently take the last."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
         if id(node) in seen or not isinstance(getattr(node, "value", None), list):
             continue
-        seen.add(id(node))  # an alias leads to the same node again
+        seen.add(id(node))  # an alias refers to a node that was visited
         keys = set()
         for child in node.value:
             if not isinstance(child, tuple):
@@ -205,8 +207,8 @@ def _doubled(root: Any) -> Any:
     return None
 
 
-def _yaml_line(node: Any, wanted: Path_) -> int:
-    """The line of *wanted*, by the marks that the parser leaves on its nodes."""
+def _yaml_line(node: Any, wanted: SettingPath) -> int:
+    """The line of *wanted*, from the line numbers that the parser stores in its nodes."""
     line = 1
     for step in wanted:
         children = node.value if node is not None and isinstance(node.value, list) else []

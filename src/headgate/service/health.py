@@ -1,8 +1,8 @@
-"""Health: is the process alive, should it get traffic, how is the store; and what is running here.
+"""Health: whether the process is alive, whether it should get traffic, and how the store is; and /actuator/info.
 
-Without its store the service still answers, by `on_store_error`, so it stays ready: to take every instance out of the
-rotation because Redis is away would turn an outage of Redis into one of everything. Where the default is to refuse, it
-is not ready then, and asks the store itself to know: a fresh instance has made no checks by which it could tell.
+Without its store the service still answers by `on_store_error`, so it stays ready: taking every instance out of the
+rotation because Redis is down would make the outage worse. When the default rule denies or raises without a store, the
+service is not ready; readiness then asks the store itself, as a fresh instance has made no checks that could tell.
 """
 
 from __future__ import annotations
@@ -12,68 +12,67 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 import headgate
-from headgate.service.board import STARTED_AT, STOPPING
-from headgate.service.http import Exchange, Reply, Scope, as_json
-from headgate.service.rules import info as rules_info
+from headgate.service.rsgi import Exchange, Response, Scope, json_response
+from headgate.service.shared_counters import STARTED_AT, STOPPING
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from headgate.service.app import App
 
-PATIENCE = 2.0  # seconds for the store to say how it is
+STORE_TIMEOUT = 2.0  # seconds
 
 
-async def health(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def health(app: App, scope: Scope, exchange: Exchange) -> Response:
     """UP, or DOWN (503) when the store does not answer."""
-    store = await examine(app)
+    store = await store_status(app)
     up = store["status"] == "UP"
-    return as_json({"status": store["status"], "components": {"store": store}}, 200 if up else 503)
+    return json_response({"status": store["status"], "components": {"store": store}}, 200 if up else 503)
 
 
-async def liveness(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def liveness(app: App, scope: Scope, exchange: Exchange) -> Response:
     """UP as long as the process answers."""
-    return as_json({"status": "UP"})
+    return json_response({"status": "UP"})
 
 
-async def readiness(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def readiness(app: App, scope: Scope, exchange: Exchange) -> Response:
     """UP unless the service is stopping, or would refuse by default because it has no store."""
-    if app.board.header[STOPPING]:
-        return as_json({"status": "OUT_OF_SERVICE"}, 503)
-    if app.state.book.rules["default"].on_store_error in ("deny", "raise"):
-        breaker = app.state.book.lane(None, None).limiter.store_health()
-        if breaker.state == "open" or (await examine(app))["status"] != "UP":
-            return as_json({"status": "OUT_OF_SERVICE"}, 503)
-    return as_json({"status": "UP"})
+    if app.counters.header[STOPPING]:
+        return json_response({"status": "OUT_OF_SERVICE"}, 503)
+    if app.state.rule_set.rules["default"].on_store_error in ("deny", "raise"):
+        breaker = app.state.rule_set.get(None, None).limiter.store_health()
+        if breaker.state == "open" or (await store_status(app))["status"] != "UP":
+            return json_response({"status": "OUT_OF_SERVICE"}, 503)
+    return json_response({"status": "UP"})
 
 
-async def info(app: App, scope: Scope, exchange: Exchange) -> Reply:
+async def info(app: App, scope: Scope, exchange: Exchange) -> Response:
     """Version, store and rules."""
     app.state.tokens.demand("read", scope.headers)
-    return as_json(
+    return json_response(
         {
             "name": "headgate",
             "version": headgate.__version__,
             "build": "compiled" if headgate.COMPILED else "pure Python",
-            "store": kind(app),
-            "workers": app.board.workers(),
-            "uptimeSeconds": max(0, int(time()) - app.board.header[STARTED_AT]),
-            "rules": rules_info(app.state.book),
+            "store": store_kind(app),
+            "workers": app.counters.workers(),
+            "uptimeSeconds": max(0, int(time()) - app.counters.header[STARTED_AT]),
+            "rules": app.state.rule_set.info(),
         }
     )
 
 
-def kind(app: App) -> str:
+def store_kind(app: App) -> str:
     return "memory" if isinstance(app.store, MemoryStore) else "redis"
 
 
-async def examine(app: App) -> dict[str, Any]:
-    """How the store is, asked of the store itself, which looks at most once a second."""
+async def store_status(app: App) -> dict[str, Any]:
+    """The status of the store, asked of the store itself, which asks its server at most once a second."""
     store: Any = app.store
     if isinstance(store, MemoryStore):
         return {"status": "UP", "kind": "memory", "keys": len(store)}
-    seen = app.state.book.lane(None, None).limiter.store_health()
+    seen = app.state.rule_set.get(None, None).limiter.store_health()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(STORE_TIMEOUT):
             found = await store.ahealth()
     except TimeoutError:
         return {"status": "DOWN", "kind": "redis", "reason": "no answer", "breaker": seen.state}

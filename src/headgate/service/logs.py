@@ -1,4 +1,4 @@
-"""Logs: one line an event to standard error, as text or as JSON."""
+"""Logs: one line per event to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headgate.keys import digest
 _QUOTED = re.compile(r"""(['"`])(?:(?!\1)[^\\]|\\.)*+(?:\1|\\?\Z)""", re.DOTALL)
 
 
-class Lines(logging.Formatter):
-    """Text: time, level, logger, message; a line break in a message is written as one, not made."""
+class TextFormatter(logging.Formatter):
+    """Text: time, level, logger, message; line breaks and escapes inside a message are written as \\n, \\r, \\x1b."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname:7} {record.name}: {record.getMessage()}"
@@ -25,8 +25,8 @@ class Lines(logging.Formatter):
         return line.replace("\r", "\\r").replace("\n", "\\n").replace("\x1b", "\\x1b")
 
 
-class Json(logging.Formatter):
-    """One JSON object a line."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -43,18 +43,18 @@ class Json(logging.Formatter):
 
 
 def configure(level: str, form: str) -> None:
-    """Send everything of headgate, and what other libraries warn of, to standard error."""
+    """Send the log of headgate, and the warnings of other libraries, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Lines())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("headgate").setLevel(level.upper())
 
 
-def granian(form: str) -> dict[str, object]:
-    """granian's own logging, which it sets up in every process: through ours."""
-    formatter = "headgate.service.logs.Json" if form == "json" else "headgate.service.logs.Lines"
+def granian_logging(form: str) -> dict[str, object]:
+    """The configuration for granian's own logging, which it sets up in every process, in our format."""
+    formatter = "headgate.service.logs.JsonFormatter" if form == "json" else "headgate.service.logs.TextFormatter"
     return {
         "formatters": {"generic": {"()": formatter}, "access": {"()": formatter}},
         "handlers": {
@@ -65,12 +65,12 @@ def granian(form: str) -> dict[str, object]:
 
 
 def masked(key: str) -> str:
-    """A stand-in for a key: the same for the same key, and it does not show it."""
+    """A short digest in place of a key: equal for equal keys, and it does not reveal the key."""
     return "#" + digest(key)[:12]
 
 
-def unquoted(detail: str) -> str:
-    """What was wrong with a request, without what it quotes of the request: that may be a key, or half of one."""
+def hide_quoted(detail: str) -> str:
+    """The text of an error without the parts of the request that it quotes: those may contain a key."""
     return _QUOTED.sub("'...'", detail)
 
 

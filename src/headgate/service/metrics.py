@@ -1,4 +1,4 @@
-"""Prometheus text, made out of the board when somebody scrapes: counts of all workers, whichever one answers."""
+"""Metrics as Prometheus text, made from the shared counters at each scrape: any worker reports the sums of all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import headgate
-from headgate.service import board as b
-from headgate.service.http import Exchange, Reply, Scope
-from headgate.service.rules import KINDS
+from headgate.service import shared_counters as c
+from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.service.rules import ALGORITHM_NAMES
 from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BY_RULE = {
-    "degraded_total": (b.DEGRADED, "Answers that on_store_error gave because the store could not"),
-    "shadow_denied_total": (b.SHADOW, "Checks that a shadow rule would have denied"),
-    "near_limit_total": (b.NEAR, "Checks that were allowed with a fifth of the limit or less remaining"),
-    "unanswered_total": (b.UNANSWERED, "Checks that got 503, because on_store_error is raise"),
+    "degraded_total": (c.DEGRADED, "Answers that on_store_error gave because the store could not"),
+    "shadow_denied_total": (c.SHADOW, "Checks that a shadow rule would have denied"),
+    "near_limit_total": (c.NEAR, "Checks that were allowed with a fifth of the limit or less remaining"),
+    "unanswered_total": (c.UNANSWERED, "Checks that got 503, because on_store_error is raise"),
 }
 
 Sample = tuple[str, str, float]  # suffix of the name, labels, value
 
 
-async def scrape(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """Everything, for Prometheus."""
+async def scrape(app: App, scope: Scope, exchange: Exchange) -> Response:
+    """All metrics."""
     app.state.tokens.demand("read", scope.headers)
     redis = await app.redis.read(app.store)
     text = "".join(_lines(app, redis))
@@ -38,8 +38,8 @@ async def scrape(app: App, scope: Scope, exchange: Exchange) -> Reply:
 
 
 def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
-    board = app.board
-    timings = [board.timing(number) for number in range(b.TIMINGS)]
+    counters = app.counters
+    timings = [counters.timing(number) for number in range(c.TIMINGS)]
     yield from family(
         "requests_total",
         "counter",
@@ -47,7 +47,7 @@ def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
         (("", _outcome(i), sum(timing[1:])) for i, timing in enumerate(timings)),
     )
     yield from family("check_seconds", "histogram", "Time to decide a check", _histograms(timings))
-    slots = [(name.rpartition(" "), counts) for name, counts in board.slots()]
+    slots = [(name.rpartition(" "), counts) for name, counts in counters.slots()]
     yield from family(
         "rule_requests_total",
         "counter",
@@ -55,38 +55,40 @@ def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
         (
             ("", f'rule="{rule}",algorithm="{kind}",allowed="{allowed}"', counts[word])
             for (rule, _, kind), counts in slots
-            for allowed, word in (("true", b.ALLOWED), ("false", b.DENIED))
+            for allowed, word in (("true", c.ALLOWED), ("false", c.DENIED))
         ),
     )
     for name, (word, text) in BY_RULE.items():
         samples = [("", f'rule="{rule}",algorithm="{kind}"', counts[word]) for (rule, _, kind), counts in slots]
         yield from family(name, "counter", text, samples)
-    errors = sum(counts[b.DEGRADED] + counts[b.UNANSWERED] for _, counts in slots)
+    errors = sum(counts[c.DEGRADED] + counts[c.UNANSWERED] for _, counts in slots)
     yield from one("store_errors_total", "counter", "Checks that the store did not answer", errors)
-    opened = sum(board.gauge(b.BREAKER_OPENED))
-    yield from one("breaker_open", "gauge", "1 while a worker has given the store up", max(board.gauge(b.BREAKER_OPEN)))
+    opened = sum(counters.gauge(c.BREAKER_OPENED))
+    yield from one(
+        "breaker_open", "gauge", "1 while a worker has given the store up", max(counters.gauge(c.BREAKER_OPEN))
+    )
     yield from one("breaker_opened_total", "counter", "Times that a worker gave the store up", opened)
     if isinstance(app.store, MemoryStore):
-        yield from one("keys", "gauge", "Keys in the memory stores of all workers", sum(board.gauge(b.KEYS)))
-        most = app.store.max_keys * board.workers()
+        yield from one("keys", "gauge", "Keys in the memory stores of all workers", sum(counters.gauge(c.KEYS)))
+        most = app.store.max_keys * counters.workers()
         yield from one("keys_limit", "gauge", "Keys that the memory stores of all workers hold at most", most)
-    yield from one("problems_total", "counter", "Requests answered with a problem", sum(board.gauge(b.PROBLEMS)))
-    yield from _reloads(board)
+    yield from one("problems_total", "counter", "Requests answered with a problem", sum(counters.gauge(c.PROBLEMS)))
+    yield from _reloads(counters)
     yield from _redis(redis)
-    yield from one("workers", "gauge", "Worker processes", board.workers())
-    yield from one("start_time_seconds", "gauge", "When the service started", board.header[b.STARTED_AT])
+    yield from one("workers", "gauge", "Worker processes", counters.workers())
+    yield from one("start_time_seconds", "gauge", "When the service started", counters.header[c.STARTED_AT])
     build = "compiled" if headgate.COMPILED else "pure"
     labels = f'version="{headgate.__version__}",python="{platform.python_version()}",build="{build}"'
     yield from family("build_info", "gauge", "What is running", [("", labels, 1)])
 
 
-def _reloads(board: b.Board) -> Iterator[str]:
-    good, bad = sum(board.gauge(b.RELOADS)), sum(board.gauge(b.RELOADS_FAILED))
+def _reloads(counters: c.SharedCounters) -> Iterator[str]:
+    good, bad = sum(counters.gauge(c.RELOADS)), sum(counters.gauge(c.RELOADS_FAILED))
     results = [("", 'result="success"', good), ("", 'result="failure"', bad)]
     yield from family("config_reloads_total", "counter", "Times that a worker read the settings again", results)
-    last_good = min(board.gauge(b.RELOAD_OK))
+    last_good = min(counters.gauge(c.RELOAD_OK))
     yield from one("config_reload_success", "gauge", "0 while the last file is one that cannot be used", last_good)
-    at = max(board.gauge(b.RELOADED_AT))
+    at = max(counters.gauge(c.RELOADED_AT))
     yield from one("config_last_reload_timestamp_seconds", "gauge", "When settings were last taken over", at)
 
 
@@ -99,10 +101,10 @@ def _redis(numbers: dict[str, float]) -> Iterator[str]:
 def _histograms(timings: list[list[int]]) -> Iterator[Sample]:
     for i, timing in enumerate(timings):
         labels, count = _outcome(i), 0
-        for bound, within in zip(b.BOUNDS, timing[1:], strict=False):
+        for bound, within in zip(c.BOUNDS, timing[1:], strict=False):
             count += within
             yield "_bucket", f'{labels},le="{bound:g}"', count
-        count += timing[1 + len(b.BOUNDS)]
+        count += timing[1 + len(c.BOUNDS)]
         yield "_bucket", f'{labels},le="+Inf"', count
         yield "_sum", labels, timing[0] / 1e9
         yield "_count", labels, count
@@ -110,7 +112,7 @@ def _histograms(timings: list[list[int]]) -> Iterator[Sample]:
 
 def _outcome(number: int) -> str:
     """The labels of a timing: denied and allowed in turn, for each algorithm."""
-    return f'algorithm="{KINDS[number // 2].upper()}",allowed="{"true" if number % 2 else "false"}"'
+    return f'algorithm="{ALGORITHM_NAMES[number // 2].upper()}",allowed="{"true" if number % 2 else "false"}"'
 
 
 def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:
@@ -149,14 +151,14 @@ _FIELDS = {
 
 
 class RedisNumbers:
-    """What Redis says about itself, asked over the connections of the checks, at most once a second."""
+    """The numbers of Redis' own INFO, asked over the connections of the checks, at most once a second."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
         self._at = float("-inf")
 
     async def read(self, store: Store) -> dict[str, float]:
-        """The numbers by metric; none for a store that is not Redis. Of a Cluster: those of one of its servers."""
+        """The numbers by metric; none on the memory store. Of a Cluster they are those of one server."""
         if isinstance(store, MemoryStore):
             return {}
         if monotonic() - self._at >= 1.0:

@@ -1,4 +1,4 @@
-"""The checks that a client may send as JSON, and the answers: what the handlers read and the description shows."""
+"""The checks that a client may send as JSON, and the answers; the handlers and the OpenAPI document share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Key = Annotated[
         examples=["user:123"],
         min_length=1,
         max_length=MAX_BYTES,
-        # only shown: the limiter's own check says more about what is wrong
+        # only for the OpenAPI document: the limiter's own check has better errors
         extra_json_schema={"pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$"},
     ),
 ]
@@ -31,9 +31,9 @@ AlgorithmName = Annotated[
         extra_json_schema={"enum": [name.upper() for name in ALGORITHMS]},
     ),
 ]
-MOST = 1_000_000_000
-# JSON has one kind of number: 5.0 is a whole one too
-Permits = Annotated[int, Meta(ge=1, le=MOST)] | Annotated[float, Meta(ge=1, le=MOST, multiple_of=1)]
+MAX_PERMITS = 1_000_000_000
+# JSON has one type of number, so 5.0 is a whole number, too.
+Permits = Annotated[int, Meta(ge=1, le=MAX_PERMITS)] | Annotated[float, Meta(ge=1, le=MAX_PERMITS, multiple_of=1)]
 RuleName = Annotated[str, Meta(description="a rule of the file; `default` if left out", examples=["default"])]
 Wait = Annotated[
     float, Meta(ge=0, description="seconds that the answer may be held until the permits are there", examples=[2])
@@ -41,7 +41,7 @@ Wait = Annotated[
 
 
 class Check(msgspec.Struct, forbid_unknown_fields=True):
-    """One check. A field that is null is as good as left out: many clients write all that they have."""
+    """One check. A field that is null counts as left out: many clients write all of their fields."""
 
     key: Key | None = None
     algorithm: AlgorithmName | None = None
@@ -59,7 +59,7 @@ Checks = Annotated[list[Check], Meta(max_length=BATCH)]
 
 
 class Answer(msgspec.Struct):
-    """What was decided."""
+    """The decision about a check."""
 
     allowed: bool
     key: str

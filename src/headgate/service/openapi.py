@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 at /openapi.json: the paths, and schemas out of the types that the handlers read and write."""
+"""OpenAPI 3.1 at /openapi.json; the schemas come from the types that the handlers read and write."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import headgate
-from headgate.service.http import Exchange, Problem, Reply, Scope, as_json
 from headgate.service.model import Answer, Check, Checks, WaitingCheck
+from headgate.service.problem import Problem
+from headgate.service.rsgi import Exchange, Response, Scope, json_response
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -24,18 +25,18 @@ _RATE_HEADERS = {
 _TEXTS = {
     400: "the request is wrong; `detail` says what would be right",
     401: "a token is needed",
-    403: "the token has not the scope",
-    405: "another method",
+    403: "the token does not have the scope",
+    405: "the method is not supported here",
     408: "the body did not come in time",
     413: "the body is too large",
     414: "the query is too long",
     415: "the body is not JSON",
-    503: "the store does not answer and on_store_error is `raise`, or too much is asked at once",
+    503: "the store does not answer and on_store_error is `raise`, or the service is overloaded",
 }
 
 
-async def serve(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    return as_json(describe(app.state))
+async def serve(app: App, scope: Scope, exchange: Exchange) -> Response:
+    return json_response(describe(app.state))
 
 
 def describe(state: State) -> dict[str, Any]:
@@ -43,8 +44,8 @@ def describe(state: State) -> dict[str, Any]:
     (_, schemas) = msgspec.json.schema_components([*_TYPES, Checks], ref_template=_REF)
     for name in ("Check", "WaitingCheck"):
         properties = schemas[name]["properties"]
-        _given(properties["rule"])["enum"] = list(state.book.rules)
-        most = max(lane.capacity for lane in state.book.lanes())
+        _given(properties["rule"])["enum"] = list(state.rule_set.rules)
+        most = max(rule.capacity for rule in state.rule_set.compiled())
         permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1, "description": "how many to spend"}
         properties["permits"]["anyOf"] = [permits, {"type": "null"}]
     _given(schemas["WaitingCheck"]["properties"]["wait"])["maximum"] = state.settings.max_wait
@@ -66,7 +67,7 @@ def describe(state: State) -> dict[str, Any]:
 
 
 def _given(field: dict[str, Any]) -> dict[str, Any]:
-    """What *field* is where it is not null: no query can say null."""
+    """The schema of *field* without null, which a query cannot express."""
     given: dict[str, Any] = field["anyOf"][0]
     return given
 
@@ -153,7 +154,7 @@ def _operation(
 
 
 def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """A struct's fields as parameters of a query."""
+    """The fields of a struct as parameters of a query."""
     parameters = []
     for name, nullable in schema["properties"].items():
         field = _given(nullable)

@@ -1,4 +1,4 @@
-"""The page's playground: limits to play with, in memory of their own, bounded, never near the real ones."""
+"""The page's playground: limiters to try out, in a bounded memory of their own, apart from the real ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import Limiter
 from headgate.quota import Quota
-from headgate.service.body import from_json
-from headgate.service.http import Exchange, Refusal, Reply, Scope, as_json
-from headgate.service.query import parse, whole
+from headgate.service.problem import HTTPError
+from headgate.service.request import parse_integer, parse_json, parse_query
+from headgate.service.rsgi import Exchange, Response, Scope, json_response
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from headgate.service.app import App
 
-SESSIONS = 1000
-MOST = 10_000  # permits of a quota: more could not be clicked, and a log of them would take memory
+MAX_SESSIONS = 1000
+MAX_PERMITS = 10_000  # of a quota: a sliding-window log of more would take too much memory
 
 FORM = '{"session": "any text", "algorithm": "TOKEN_BUCKET", "quota": "10/second burst 20", "permits": 1}'
 
 
 class Play(msgspec.Struct, forbid_unknown_fields=True):
-    """One click in the playground."""
+    """One check in the playground."""
 
-    session: Annotated[str, Meta(min_length=1, max_length=64, description="any text: whose bucket it is")]
+    session: Annotated[str, Meta(min_length=1, max_length=64, description="any text; each has limits of its own")]
     quota: Annotated[str, Meta(max_length=100, examples=["10/second burst 20"])]
     algorithm: Annotated[str, Meta(examples=["TOKEN_BUCKET"])] = "TOKEN_BUCKET"
-    permits: Annotated[int, Meta(ge=0, le=MOST)] = 1
+    permits: Annotated[int, Meta(ge=0, le=MAX_PERMITS)] = 1
 
 
 class Played(msgspec.Struct):
-    """What happened to it."""
+    """The decision about it."""
 
     allowed: bool
     limit: int
@@ -50,19 +50,19 @@ class Played(msgspec.Struct):
 
 
 class Sessions:
-    """The limiters of those who play; the one that was not used for longest makes room."""
+    """The limiters of the playground; the least recently used one makes room for a new one."""
 
     def __init__(self) -> None:
         self._limiters: OrderedDict[tuple[str, str, str], Limiter] = OrderedDict()
 
     def limiter(self, play: Play) -> Limiter:
-        place = play.session, play.algorithm.lower(), play.quota
-        limiter = self._limiters.get(place)
+        entry = play.session, play.algorithm.lower(), play.quota
+        limiter = self._limiters.get(entry)
         if limiter is None:
-            limiter = self._limiters[place] = _make(play)
-            if len(self._limiters) > SESSIONS:
+            limiter = self._limiters[entry] = _make(play)
+            if len(self._limiters) > MAX_SESSIONS:
                 self._limiters.popitem(last=False)
-        self._limiters.move_to_end(place)
+        self._limiters.move_to_end(entry)
         return limiter
 
 
@@ -70,47 +70,47 @@ def _make(play: Play) -> Limiter:
     kind = play.algorithm.lower()
     if kind not in ALGORITHMS:
         known = ", ".join(name.upper() for name in ALGORITHMS)
-        raise Refusal(400, f"unknown algorithm {play.algorithm!r:.80}; use one of {known}")
+        raise HTTPError(400, f"unknown algorithm {play.algorithm!r:.80}; use one of {known}")
     try:
         quota = Quota.parse(play.quota)
-        if max(quota.capacity, quota.limit) > MOST:
-            raise Refusal(400, f"{quota} is too much to play with; at most {MOST:,} at once")
+        if max(quota.capacity, quota.limit) > MAX_PERMITS:
+            raise HTTPError(400, f"{quota} is too much to play with; at most {MAX_PERMITS:,} at once")
         return Limiter(quota, algorithm=kind, store=MemoryStore(max_keys=2))
     except ValueError as error:
-        raise Refusal(400, str(error)) from None
+        raise HTTPError(400, str(error)) from None
 
 
-async def check(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """Spend; a denial is an answer like any other here, so 200."""
-    parse(scope.query_string, frozenset())
-    play: Play = from_json(scope, await app.bodies.read(scope, exchange), Play, FORM)
+async def check(app: App, scope: Scope, exchange: Exchange) -> Response:
+    """Spend permits. Always 200: the page reads `allowed`."""
+    parse_query(scope.query_string, frozenset())
+    play: Play = parse_json(scope, await app.bodies.read(scope, exchange), Play, FORM)
     limiter = app.playground.limiter(play)
-    return _reply(app, lambda: limiter.try_acquire("play", play.permits))
+    return _response(app, lambda: limiter.try_acquire("play", play.permits))
 
 
-async def peek(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    """Look without spending."""
-    asked = parse(scope.query_string, frozenset(Play.__struct_fields__))
+async def peek(app: App, scope: Scope, exchange: Exchange) -> Response:
+    """The same decision with nothing spent."""
+    asked = parse_query(scope.query_string, frozenset(Play.__struct_fields__))
     if "session" not in asked or "quota" not in asked:
-        raise Refusal(400, "give session and quota")
-    permits = whole("permits", asked["permits"]) if "permits" in asked else 1
+        raise HTTPError(400, "give session and quota")
+    permits = parse_integer("permits", asked["permits"]) if "permits" in asked else 1
     try:
         play = msgspec.convert({**asked, "permits": permits}, Play)
     except msgspec.ValidationError as error:
-        raise Refusal(400, str(error)) from None
+        raise HTTPError(400, str(error)) from None
     limiter = app.playground.limiter(play)
-    return _reply(app, lambda: limiter.peek("play", play.permits))
+    return _response(app, lambda: limiter.peek("play", play.permits))
 
 
-def _reply(app: App, decide: Callable[[], Decision]) -> Reply:
+def _response(app: App, decide: Callable[[], Decision]) -> Response:
     try:
         made = decide()
     except ValueError as error:
-        raise Refusal(400, str(error)) from None
+        raise HTTPError(400, str(error)) from None
     played = Played(made.allowed, made.limit, made.remaining, made.reset_after, made.retry_after, time())
     if (workers := app.state.settings.workers) > 1:
         played.note = (
             f"This service has {workers} workers, and here each counts for itself: a request may come to any of them, "
             "so more may be allowed than the quota says. Start it with --workers 1 to play."
         )
-    return as_json(played)
+    return json_response(played)

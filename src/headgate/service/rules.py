@@ -1,8 +1,8 @@
-"""Rules ready to decide: for each rule and algorithm a limiter, all of them on one store.
+"""Rules ready to decide: one limiter for each rule and algorithm, all of them on one store.
 
-A lane is one rule under one algorithm; an override is a lane of its own with other quotas. Lanes that nobody has asked
-for yet are made when somebody does. A new file makes a new book; lanes whose quotas have not changed find their state
-in the store again.
+A `CompiledRule` is one rule of the settings under one algorithm; an override has a compiled rule of its own with other
+quotas. A pair of rule and algorithm that is not the default is compiled at its first request. Each reload of the
+settings makes a new `RuleSet`; the store keeps the state of rules whose quotas have not changed.
 """
 
 from __future__ import annotations
@@ -14,157 +14,165 @@ from typing import Any
 from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import AsyncLimiter, Limiter
-from headgate.service.address import Address, Network, network, within
-from headgate.service.board import SLOT_WORDS, TIMING_WORDS, Board
-from headgate.service.http import Refusal
-from headgate.service.ietf import policy_header
-from headgate.service.settings import Quotas, RuleSettings, Settings, planned, quotas_for
+from headgate.service.client_ip import IPAddress, IPNetwork, in_networks, parse_network
+from headgate.service.headers import policy_header
+from headgate.service.problem import HTTPError
+from headgate.service.settings import Quotas, RuleSettings, Settings, quotas_for, resolve_plan
+from headgate.service.shared_counters import SLOT_WORDS, TIMING_WORDS, SharedCounters
 from headgate.stores.base import Store
 from headgate.stores.memory import MemoryStore
 
-KINDS = tuple(ALGORITHMS)
+ALGORITHM_NAMES = tuple(ALGORITHMS)
 
 
-class Lane:
-    """One rule under one algorithm: what decides, and where it is counted. `take` is None where a call must wait."""
+class CompiledRule:
+    """One rule under one algorithm: its limiter, its counters, and the parts of its responses that do not change.
+
+    `take_now` and `peek_now` decide without awaiting; they are None on a store that needs a round trip.
+    """
 
     __slots__ = (
+        "algorithm",
         "capacity",
         "cost",
         "exempt_keys",
         "exempt_networks",
-        "kind",
+        "json_end",
+        "json_middle",
+        "key_only",
+        "key_parts",
         "label",
         "limit_header",
         "limiter",
-        "middle",
         "name",
         "overrides",
-        "parts",
-        "peek",
-        "plain",
+        "peek_now",
         "policy",
         "quotas",
         "shadow",
         "slot",
-        "tail",
-        "take",
+        "take_now",
         "timing",
     )
 
-    def __init__(self, name: str, kind: str, rule: RuleSettings, quotas: Quotas, store: Store, slot: int) -> None:
+    def __init__(
+        self, name: str, algorithm: str, settings: RuleSettings, quotas: Quotas, store: Store, slot: int
+    ) -> None:
         self.name = name
-        self.kind = kind
-        self.label = kind.upper()
-        self.limiter = AsyncLimiter(quotas, algorithm=kind, store=store, name=name, on_store_error=rule.on_store_error)
-        self.take: Callable[[str, int], Decision] | None = None
-        self.peek: Callable[[str, int], Decision] | None = None
-        if isinstance(store, MemoryStore):  # it answers at once: a coroutine would cost more than the decision
-            direct = Limiter(quotas, algorithm=kind, store=store, name=name)
-            self.take, self.peek = direct.try_acquire, direct.peek
+        self.algorithm = algorithm
+        self.label = algorithm.upper()
+        self.limiter = AsyncLimiter(
+            quotas, algorithm=algorithm, store=store, name=name, on_store_error=settings.on_store_error
+        )
+        self.take_now: Callable[[str, int], Decision] | None = None
+        self.peek_now: Callable[[str, int], Decision] | None = None
+        if isinstance(store, MemoryStore):  # its decisions need no await; a coroutine would cost more than they do
+            direct = Limiter(quotas, algorithm=algorithm, store=store, name=name)
+            self.take_now, self.peek_now = direct.try_acquire, direct.peek
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
-        # of every answer, what does not change
         self.limit_header = ("x-ratelimit-limit", str(self.capacity))
-        self.middle = f',"algorithm":"{self.label}","limit":'
-        self.tail = "}" if name == "default" else f',"rule":"{name}"}}'
+        self.json_middle = f',"algorithm":"{self.label}","limit":'
+        self.json_end = "}" if name == "default" else f',"rule":"{name}"}}'
         self.policy = policy_header(name, self.limiter.rule.quotas)
-        self.parts = None if rule.key == ["key"] else [part.lower() for part in rule.key]
-        self.cost = rule.cost
-        self.shadow = rule.shadow
-        networks = [found for text in rule.exempt if (found := _network(text))]
-        self.exempt_networks: Sequence[Network] | None = networks or None
-        self.exempt_keys = frozenset(rule.exempt) or None
-        self.plain = self.parts is None and self.exempt_keys is None  # the key alone decides
-        self.overrides: dict[str, Lane] | None = None
+        self.key_parts = None if settings.key == ["key"] else [part.lower() for part in settings.key]
+        self.cost = settings.cost
+        self.shadow = settings.shadow
+        networks = [found for text in settings.exempt if (found := _network(text))]
+        self.exempt_networks: Sequence[IPNetwork] | None = networks or None
+        self.exempt_keys = frozenset(settings.exempt) or None
+        self.key_only = self.key_parts is None and self.exempt_keys is None  # the key alone decides
+        self.overrides: dict[str, CompiledRule] | None = None
         self.slot = slot * SLOT_WORDS
-        self.timing = 2 * KINDS.index(kind) * TIMING_WORDS  # of what is denied; what is allowed comes behind it
+        # where the times of denied checks begin; those of allowed checks follow
+        self.timing = 2 * ALGORITHM_NAMES.index(algorithm) * TIMING_WORDS
 
-    def is_exempt(self, key: str, address: Callable[[], Address | None]) -> bool:
+    def is_exempt(self, key: str, address: Callable[[], IPAddress | None]) -> bool:
         """Whether *key*, or the client that sends it, is always allowed."""
         if self.exempt_keys is not None and key in self.exempt_keys:
             return True
         client = address() if self.exempt_networks is not None else None
-        return client is not None and within(client, self.exempt_networks or ())
+        return client is not None and in_networks(client, self.exempt_networks or ())
 
 
-Charge = tuple[Lane, str, int]  # a key, and the permits that a check has spent of it
+Charge = tuple[CompiledRule, str, int]  # a key, and the permits that a check spent of it
 
 
-class Book:
+class RuleSet:
     """All rules of one reading of the settings."""
 
-    def __init__(self, settings: Settings, store: Store, board: Board) -> None:
+    def __init__(self, settings: Settings, store: Store, counters: SharedCounters) -> None:
         self._settings = settings
         self._store = store
-        self._board = board
+        self._counters = counters
         self.rules = {"default": RuleSettings(), **settings.rules}
-        self._lanes: dict[tuple[str | None, str | None], Lane] = {}
+        self._compiled: dict[tuple[str | None, str | None], CompiledRule] = {}
         if self.rules["default"].quotas is None or isinstance(self.rules["default"].quotas, dict):
-            for kind in KINDS:
-                with suppress(Refusal):  # an override with a burst fits no window: whoever asks for that one is told
-                    self.lane(None, kind.upper())
+            for algorithm in ALGORITHM_NAMES:
+                with suppress(HTTPError):  # an override with a burst fits no window: a request for it gets the error
+                    self.get(None, algorithm.upper())
         for name in self.rules:
-            self.lane(name, None)
+            self.get(name, None)
 
-    def lane(self, rule: str | None, algorithm: str | None) -> Lane:
-        """The lane of a request's *rule* and *algorithm* as they were written; raises `Refusal`."""
-        found = self._lanes.get((rule, algorithm))
-        return found or self._resolve(rule, algorithm)
+    def get(self, name: str | None, algorithm: str | None) -> CompiledRule:
+        """The rule for *name* and *algorithm* as a request spells them; raises `HTTPError`."""
+        found = self._compiled.get((name, algorithm))
+        return found or self._resolve(name, algorithm)
 
-    def lanes(self) -> list[Lane]:
-        """Every lane that was made so far."""
-        return list({id(lane): lane for lane in self._lanes.values()}.values())
+    def compiled(self) -> list[CompiledRule]:
+        """Every rule that was compiled so far."""
+        return list({id(rule): rule for rule in self._compiled.values()}.values())
 
-    def _resolve(self, rule: str | None, algorithm: str | None) -> Lane:
-        name = "default" if rule is None else rule
+    def info(self) -> list[dict[str, Any]]:
+        """The rules as /actuator/info shows them."""
+        shown = []
+        for name, settings in self.rules.items():
+            rule = self.get(name, None)
+            entry: dict[str, Any] = {"rule": name, "algorithm": rule.label, "quotas": rule.quotas}
+            if settings.shadow:
+                entry["shadow"] = True
+            shown.append(entry)
+        return shown
+
+    def _resolve(self, given_name: str | None, given_algorithm: str | None) -> CompiledRule:
+        name = "default" if given_name is None else given_name
         if name not in self.rules:
             known = ", ".join(list(self.rules)[:20])
-            raise Refusal(400, f"unknown rule {name!r:.80}; known are {known}")
-        kind = (self.rules[name].algorithm if algorithm is None else algorithm).lower()
-        if kind not in ALGORITHMS:
-            known = ", ".join(known.upper() for known in KINDS)
-            raise Refusal(400, f"unknown algorithm {algorithm!r:.80}; use one of {known}")
-        lane = self._lanes.get((name, kind))
-        if lane is None:
-            lane = self._lanes[name, kind] = self._make(name, kind)
-        for spelling in (algorithm, kind.upper()):  # others are as many as a client likes to write
-            if spelling is None or spelling in (kind, kind.upper()):
-                self._lanes[rule, spelling] = lane
-        return lane
+            raise HTTPError(400, f"unknown rule {name!r:.80}; known are {known}")
+        algorithm = (self.rules[name].algorithm if given_algorithm is None else given_algorithm).lower()
+        if algorithm not in ALGORITHMS:
+            known = ", ".join(known.upper() for known in ALGORITHM_NAMES)
+            raise HTTPError(400, f"unknown algorithm {given_algorithm!r:.80}; use one of {known}")
+        rule = self._compiled.get((name, algorithm))
+        if rule is None:
+            rule = self._compiled[name, algorithm] = self._compile(name, algorithm)
+        for spelling in (given_algorithm, algorithm.upper()):  # mixed spellings are too many to remember
+            if spelling is None or spelling in (algorithm, algorithm.upper()):
+                self._compiled[given_name, spelling] = rule
+        return rule
 
-    def _make(self, name: str, kind: str) -> Lane:
-        rule = self.rules[name]
-        slot = self._board.slot(f"{name} {kind.upper()}")
+    def _compile(self, name: str, algorithm: str) -> CompiledRule:
+        settings = self.rules[name]
+        slot = self._counters.slot(f"{name} {algorithm.upper()}")
         try:
-            lane = Lane(name, kind, rule, quotas_for(name, rule, kind), self._store, slot)
-            if rule.overrides:
-                lane.overrides = {}
-                made: dict[str, Lane] = {}  # many keys, few plans
-                for key, quotas in rule.overrides.items():
-                    quotas = planned(quotas, self._settings.plans)
-                    if str(quotas) not in made:
-                        made[str(quotas)] = Lane(name, kind, rule, quotas, self._store, slot)
-                    lane.overrides[key] = made[str(quotas)]
+            quotas = quotas_for(name, settings, algorithm)
+            rule = CompiledRule(name, algorithm, settings, quotas, self._store, slot)
+            if settings.overrides:
+                rule.overrides = {}
+                by_quotas: dict[str, CompiledRule] = {}  # many keys share few plans
+                for key, override in settings.overrides.items():
+                    override = resolve_plan(override, self._settings.plans)
+                    text = str(override)
+                    if text not in by_quotas:
+                        by_quotas[text] = CompiledRule(name, algorithm, settings, override, self._store, slot)
+                    rule.overrides[key] = by_quotas[text]
         except ValueError as error:  # a burst under a window: the file was checked with the rule's own algorithm
-            raise Refusal(400, f"rule {name!r} cannot be applied as {kind.upper()}: {error}") from None
-        return lane
+            raise HTTPError(400, f"rule {name!r} cannot be applied as {algorithm.upper()}: {error}") from None
+        return rule
 
 
-def _network(text: str) -> Network | None:
+def _network(text: str) -> IPNetwork | None:
     try:
-        return network(text)
+        return parse_network(text)
     except ValueError:
         return None  # a key
-
-
-def info(book: Book) -> list[dict[str, Any]]:
-    """The rules as people read them."""
-    shown = []
-    for name, rule in book.rules.items():
-        lane = book.lane(name, None)
-        entry: dict[str, Any] = {"rule": name, "algorithm": lane.label, "quotas": lane.quotas}
-        if rule.shadow:
-            entry["shadow"] = True
-        shown.append(entry)
-    return shown

@@ -1,4 +1,4 @@
-"""The main process: read the settings, say what will happen, start the workers, stop them in order."""
+"""The main process: read the settings, print the banner, start the workers, replace dead ones, stop them."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from granian.log import LogLevels
 import headgate
 from headgate.service import logs
 from headgate.service.app import KEEP_ALIVE, App, make_store
-from headgate.service.board import STOPPING, Board, create
-from headgate.service.files import BadFile, Sources
-from headgate.service.kept import Kept, keep
-from headgate.service.settings import Settings
+from headgate.service.files import LastGoodConfig, Sources
+from headgate.service.settings import BadFile, Settings
+from headgate.service.shared_counters import COUNTERS_FILE, STOPPING, SharedCounters, create
 from headgate.service.tokens import Tokens
 
 HEADER_BYTES = 64 * 1024
-CONCURRENT = 16_384  # requests in one worker, those that wait and watch included; more are not read until others end
+MAX_REQUESTS = 16_384  # at once in one worker, waits and event streams included; more are not read until others end
 OPEN_FILES = 65_536
-LOOP_DEATHS, LOOP_SECONDS = 5, 30.0  # so many workers dead in so short a time, and none alive: nothing will help
-PAUSE = 0.5  # seconds before another one is started in place of one that died soon
-GRACE = 10  # seconds beyond the longest wait, until a worker that does not stop is killed
+LOOP_DEATHS, LOOP_SECONDS = 5, 30.0  # the service gives up after so many deaths in this time, with no worker alive
+RESPAWN_PAUSE = 0.5  # seconds before a worker is replaced that died soon after another
+STOP_GRACE = 10  # seconds beyond the longest wait, after which a worker that does not stop is killed
 
 
-class Interrupt:
-    """What the main process waits for, in place of granian's `threading.Event`.
+class PolledEvent:
+    """Replaces the `threading.Event` that granian's main process waits for.
 
-    A signal handler that sets an Event while the same thread is about to wait for it is lost, or never gets the
-    Event's lock: two signals at once hung one start in ten. A flag that is looked at has no such moment.
+    A signal handler that sets an Event while the same thread is about to wait for it may be lost, or wait for ever for
+    the Event's lock: two signals at once hung one start in ten. Polling a flag has no such race.
     """
 
     def __init__(self) -> None:
@@ -59,18 +58,18 @@ class Interrupt:
 
 
 class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class at import
-    """granian, with SIGHUP for new rules instead of new workers, and a word to the workers before they stop."""
+    """granian, but SIGHUP reloads the rules instead of the workers, and workers are told before they are stopped."""
 
-    def __init__(self, board: Path, **options: Any) -> None:
-        self._board = Board(board)
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self._counters = SharedCounters(folder / COUNTERS_FILE)
         self._deaths: list[float] = []
         super().__init__(**options)
-        self.main_loop_interrupt = Interrupt()
+        self.main_loop_interrupt = PolledEvent()
 
     def signal_handler_interrupt(self, *arguments: Any, **options: Any) -> None:
-        self._board.header[STOPPING] = 1  # streams end by themselves: they would hold the worker up
+        self._counters.header[STOPPING] = 1  # event streams watch this and end; a worker would wait for them
         for worker in self.wrks:
-            worker.interrupt_by_parent = True  # who gets the same signal from elsewhere has not failed
+            worker.interrupt_by_parent = True  # a worker that gets the same signal from elsewhere has not failed
         super().signal_handler_interrupt(*arguments, **options)
 
     def shutdown(self, exit_code: int = 0) -> None:
@@ -79,31 +78,31 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
         except SystemExit:
             if exit_code or not self.interrupt_signal:
                 raise
-            # told to stop: a worker that was told as well, and went before this process heard of it, has not failed
+            # the workers were told to stop as well; one that ended before this process was told has not failed
 
     def signal_handler_reload(self, *arguments: Any, **options: Any) -> None:
         if os.getpid() != self.pid:
-            return  # a worker that has not come to its own handlers yet: it reads the newest settings anyway
+            return  # a worker that has not set its own handlers yet; it will read the newest settings anyway
         for worker in self.wrks:
             if worker.is_alive():
                 os.kill(worker.inner.pid, signal.SIGHUP)
 
     def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:
-        """Replace workers that died. granian would end everything when the same one dies twice within seconds."""
+        """Replace workers that died. granian itself would stop when the same worker dies twice within seconds."""
         now = time.monotonic()
         self._deaths = [at for at in self._deaths if now - at < LOOP_SECONDS] + [now] * len(workers)
         if len(self._deaths) > 1:
-            time.sleep(PAUSE)
+            time.sleep(RESPAWN_PAUSE)
         super()._respawn_workers(workers, *arguments, **options)
         others = any(worker.is_alive() for worker in self.wrks if worker.idx not in workers)
         if others or len(self._deaths) < LOOP_DEATHS:
             self.respawned_wrks.clear()
 
 
-def load(sources: Sources, settings: Settings, board: Path) -> App:
-    """The application of a worker, made in its process. Only the main process decides when a worker stops."""
-    os.setsid()  # else Ctrl-C, which goes to everybody in front of the terminal, stops it too
-    return App(sources, settings, board)
+def load(sources: Sources, settings: Settings, folder: Path) -> App:
+    """Make the application of a worker, in the worker's process."""
+    os.setsid()  # Ctrl-C reaches the whole process group; only the main process may stop a worker
+    return App(sources, settings, folder)
 
 
 def serve(sources: Sources) -> None:
@@ -116,35 +115,35 @@ def serve(sources: Sources) -> None:
     host, settings.port = _free(settings.host, settings.port)
     _allow_many_connections()
     logs.configure(settings.log_level, settings.log_format)
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # else the kernel would write every count to a disk
-    with tempfile.TemporaryDirectory(prefix="headgate-", dir=shared) as folder:
-        board = Path(folder) / "board"
-        create(board, settings.workers, int(time.time()))
-        keep(board, Kept(settings, known, stamp))
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # elsewhere the kernel would write counts to a disk
+    with tempfile.TemporaryDirectory(prefix="headgate-", dir=shared) as name:
+        folder = Path(name)
+        create(folder / COUNTERS_FILE, settings.workers, int(time.time()))
+        LastGoodConfig(settings, known, stamp).save(folder)
         server = Server(
-            board,
+            folder,
             target="headgate.service",
             address=host,
             port=settings.port,
             interface=Interfaces.RSGI,
             workers=settings.workers,
             websockets=False,
-            backpressure=CONCURRENT,
-            http=HTTPModes.http1,  # to find out whether it is 2, granian waits for the first byte for ever
+            backpressure=MAX_REQUESTS,
+            http=HTTPModes.http1,  # to detect HTTP/2, granian would wait for the first byte without a time-out
             http1_settings=HTTP1Settings(header_read_timeout=1000 * KEEP_ALIVE, max_buffer_size=HEADER_BYTES),
             log_level=LogLevels.warning,
-            log_dictconfig=logs.granian(settings.log_format),
+            log_dictconfig=logs.granian_logging(settings.log_format),
             respawn_failed_workers=True,
-            workers_kill_timeout=round(settings.max_wait) + GRACE,
+            workers_kill_timeout=round(settings.max_wait) + STOP_GRACE,
         )
         sys.stderr.write(banner(sources, settings, tokens) + "\n")
-        server.serve(target_loader=functools.partial(load, sources, settings, board), wrap_loader=False)
+        server.serve(target_loader=functools.partial(load, sources, settings, folder), wrap_loader=False)
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # told again while Python ends, it would die of it and not say 0
+            signal.signal(number, signal.SIG_IGN)  # a second signal while Python exits would change the exit code
 
 
 def check_store(settings: Settings) -> None:
-    """Raise `BadFile` with what is wrong with the store's URL, or missing. Connects to nothing."""
+    """Raise `BadFile` if the store's URL is wrong or a package is missing. Does not connect."""
     try:
         make_store(settings)
     except (ValueError, ImportError) as error:
@@ -152,7 +151,7 @@ def check_store(settings: Settings) -> None:
 
 
 def _free(host: str, port: int) -> tuple[str, int]:
-    """Address and port, if they are free. Asked here because granian shares ports: two services would take turns."""
+    """Address and port, if they are free. granian shares ports, so two services on one port would take turns."""
     try:
         return _bound(host, port)
     except OSError as error:
@@ -169,7 +168,7 @@ def _bound(host: str, port: int) -> tuple[str, int]:
 
 
 def _allow_many_connections() -> None:
-    """As many as the system allows, within reason: the usual 1,024 would be the lowest bound of all."""
+    """Raise the limit of open files, usually 1,024, as far as the system allows, up to OPEN_FILES."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -178,7 +177,7 @@ def _allow_many_connections() -> None:
 
 
 def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
-    """What somebody who starts it wants to see."""
+    """The text that is printed at the start."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     build = "compiled" if headgate.COMPILED else "pure Python"
     rules = list(settings.rules)
@@ -190,16 +189,16 @@ def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
         f"  rules    {shown or 'the defaults only'}   ({sources.file or 'no file'})",
         f"  workers  {settings.workers}",
     ]
-    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens), *sources.unread())]
+    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens), *sources.warnings())]
     return "\n".join(lines)
 
 
 def warnings(settings: Settings, tokens: Tokens) -> list[str]:
-    """What is unsafe or surprising about these settings."""
+    """Warnings about settings that are unsafe or surprising."""
     found = []
     if not _is_loopback(settings.host) and not len(tokens):
         found.append(
-            f"{settings.host} is reachable from elsewhere and no token is set: anybody may check and reset any key; "
+            f"{settings.host} is reachable from elsewhere and no token is set: any client may check and reset any key; "
             "set HEADGATE_ADMIN_TOKEN and HEADGATE_CHECK_TOKEN"
         )
     if settings.store == "memory://" and settings.workers > 1:
@@ -220,12 +219,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def redacted(url: str) -> str:
-    """A store's URL without anybody's password."""
+    """A store's URL without passwords."""
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return url
     try:
         from headgate.redis.url import without_secrets
     except ImportError:
-        return f"{scheme}://***"  # without redis-py it is of no use anyway
+        return f"{scheme}://***"  # without redis-py the URL cannot be used anyway
     return without_secrets(url)

@@ -1,6 +1,6 @@
-"""What an operator may set: the types, which are the schema too, and the rules that types cannot say.
+"""The settings of the service: types, which are also the JSON Schema, and checks that types cannot express.
 
-Strict: an unknown field, a quota that does not read, a network with host bits set stop the start, with the field's path
+An unknown field, a quota that cannot be read or a network with host bits set stops the start, with the field's path
 and what would be right. `headgate.service.files` adds the file and the line.
 """
 
@@ -16,14 +16,14 @@ from msgspec import Meta
 from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
-from headgate.service import address
+from headgate.service.client_ip import parse_network
 from headgate.stores.base import SCHEMES, scheme_of
 
 BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
-DEFAULT_BUCKET = "10/second burst 100"  # of the specification: a capacity of 100, 10 a second
+DEFAULT_BUCKET = "10/second burst 100"  # the specification's: a capacity of 100, refilled with 10 a second
 DEFAULT_WINDOW = "100/minute"
-NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: they become labels, header values, parts of Redis keys
-MOST_RULES = 2000  # the board has room for each under one algorithm, and the default under all
+NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: used in labels, header values and Redis keys
+MAX_RULES = 2000  # shared_counters has room for each rule under one algorithm, and for the default under all
 
 Text = Annotated[str, Meta(min_length=1)]
 QuotaText = Annotated[str, Meta(description="'100/minute', '80/10 minutes', '10/second burst 100'")]
@@ -32,13 +32,14 @@ Policy = Literal["allow", "deny", "local", "raise"]
 Header = Literal["x-forwarded-for", "x-real-ip", "forwarded"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
-Scope = Literal["check", "read", "admin"]
+TokenScope = Literal["check", "read", "admin"]
+SCOPES = get_args(TokenScope)
 CHOICES = {
     "on_store_error": get_args(Policy),
     "client_headers": get_args(Header),
     "log_level": get_args(LogLevel),
     "log_format": get_args(LogFormat),
-    "scope": get_args(Scope),
+    "scope": SCOPES,
 }
 
 
@@ -65,13 +66,13 @@ class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 class TokenSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A token: its SHA-256 as `headgate token` prints it, or the name of a file that holds it."""
 
-    scope: Scope
+    scope: TokenScope
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] = ""
     file: str = ""
 
 
 class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Everything that the file may say. Host, port, store, workers and log_format need a restart to change."""
+    """All settings of the file. Host, port, store, workers and log_format need a restart to change."""
 
     host: Text = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
@@ -93,6 +94,10 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tokens: list[TokenSettings] = []
 
 
+class BadFile(ValueError):
+    """A file, or a variable of the environment, that the service cannot start with."""
+
+
 class BadSetting(ValueError):
     """One setting is wrong; *path* names it from the top."""
 
@@ -110,7 +115,7 @@ def dotted(path: tuple[str | int, ...]) -> str:
 
 
 def convert(raw: Any) -> Settings:
-    """Settings out of what a file holds."""
+    """Settings from the content of a file."""
     raw = _lowered(raw)
     if isinstance(raw, dict):
         if isinstance(raw.get("rules"), dict):
@@ -129,7 +134,7 @@ def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
         why, _, place = str(error).partition(" - at `")
     inner = place.removeprefix("key in ").lstrip("`").removeprefix("$").rstrip("`")
     known, anywhere, _ = inner.partition("[...]")
-    if anywhere and known == ".rules":  # of which table it is, msgspec does not say
+    if anywhere and known == ".rules":  # msgspec does not say which table it is
         for name, rule in raw["rules"].items():
             _convert(rule, RuleSettings, ("rules", name))
     steps = re.findall(r"\.([^.\[]+)|\[(\d+)\]", known)
@@ -138,11 +143,11 @@ def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
         kind = TokenSettings if "tokens" in path else kind
         why = f"there is no such setting; known are {', '.join(kind.__struct_fields__)}"
         path = (*path, unknown[1])
-    raise BadSetting(path, explained(path, why))
+    raise BadSetting(path, explain(path, why))
 
 
-def explained(path: tuple[str | int, ...], why: str) -> str:
-    """What msgspec says about a value, with what would be right where there is a choice."""
+def explain(path: tuple[str | int, ...], why: str) -> str:
+    """The error of msgspec about a value, with the choices that there are."""
     choices = next((CHOICES[part] for part in path if isinstance(part, str) and part in CHOICES), None)
     more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
     if "`bool`" in why:
@@ -151,7 +156,7 @@ def explained(path: tuple[str | int, ...], why: str) -> str:
 
 
 def lowered(name: str, value: Any) -> Any:
-    """*value* as its choices are written, where *name* has choices: any case will do."""
+    """*value* in lower case if *name* has a list of choices: those may be written in any case."""
     if name not in CHOICES:
         return value
     if isinstance(value, list):
@@ -164,7 +169,7 @@ def _lowered(table: Any) -> Any:
 
 
 def check(settings: Settings) -> None:
-    """Refuse what the types let through."""
+    """Refuse what the types allow and the service cannot use."""
     if scheme_of(settings.store) not in SCHEMES:
         shown = settings.store.partition("//")[0]
         raise BadSetting(("store",), f"unknown store {shown!r:.40}; it starts with one of {', '.join(SCHEMES)}")
@@ -172,13 +177,13 @@ def check(settings: Settings) -> None:
         if text == "*":
             why = "'*' would let every client choose its own address; name your proxies' networks"
             raise BadSetting(("trusted_proxies", i), why)
-        _try(("trusted_proxies", i), address.network, text)
+        _try(("trusted_proxies", i), parse_network, text)
     for name, quotas in settings.plans.items():
         _check_name(("plans", name), name)
-        for quota in listed(quotas):
+        for quota in as_list(quotas):
             _try(("plans", name), Quota.parse, quota)
-    if len(settings.rules) > MOST_RULES:
-        raise BadSetting(("rules",), f"{len(settings.rules)} rules; at most {MOST_RULES} can be counted apart")
+    if len(settings.rules) > MAX_RULES:
+        raise BadSetting(("rules",), f"{len(settings.rules)} rules; at most {MAX_RULES} can be counted apart")
     for name, rule in settings.rules.items():
         _check_name(("rules", name), name)
         _check_rule(("rules", name), name, rule, settings.plans)
@@ -204,12 +209,12 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
     made = [_try((*path, "quotas"), lambda: Rule(quotas_for(name, rule, kind), kind, name))]
     for key, quotas in rule.overrides.items():
         _check_override((*path, "overrides", key), quotas, plans)
-        made.append(_try((*path, "overrides", key), Rule, planned(quotas, plans), kind, name))
+        made.append(_try((*path, "overrides", key), Rule, resolve_plan(quotas, plans), kind, name))
     if rule.cost > (least := min(one.capacity for one in made)):
         raise BadSetting((*path, "cost"), f"{rule.cost} is above the capacity of {least}: no check could be allowed")
     for i, text in enumerate(rule.exempt):
         if is_network(text):
-            _try((*path, "exempt", i), address.network, text)
+            _try((*path, "exempt", i), parse_network, text)
     for i, part in enumerate(rule.key):
         if part not in ("key", "address") and not re.fullmatch("header:[A-Za-z0-9-]+", part):
             raise BadSetting((*path, "key", i), f"{part!r:.40} is no part of a key; use key, address or header:NAME")
@@ -217,7 +222,7 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
 
 
 def _check_override(path: tuple[str, ...], quotas: Quotas, plans: dict[str, Quotas]) -> None:
-    """Refuse a single text that is neither a quota nor a plan, with the plans that there are."""
+    """Refuse a text that is neither a quota nor the name of a plan; the error lists the plans."""
     if not isinstance(quotas, str) or quotas in plans:
         return
     try:
@@ -228,7 +233,7 @@ def _check_override(path: tuple[str, ...], quotas: Quotas, plans: dict[str, Quot
 
 
 def is_network(text: str) -> bool:
-    """Whether *text* is meant as an address or a network, right or wrong, and not as a key."""
+    """Whether *text* looks like an address or a network, even a wrong one, and not like a key."""
     try:
         ip_interface(text)
     except ValueError:
@@ -237,7 +242,7 @@ def is_network(text: str) -> bool:
 
 
 def quotas_for(name: str, rule: RuleSettings, kind: str) -> Quotas:
-    """The quotas of *rule* under *kind*; where the default rule says nothing, those of the specification."""
+    """The quotas of *rule* under algorithm *kind*; the specification's where the default rule sets none."""
     family = "bucket" if kind in BUCKETS else "window"
     defaults = {"bucket": DEFAULT_BUCKET, "window": DEFAULT_WINDOW}
     if isinstance(rule.quotas, dict):
@@ -247,12 +252,12 @@ def quotas_for(name: str, rule: RuleSettings, kind: str) -> Quotas:
     return defaults[family] if rule.quotas is None else rule.quotas
 
 
-def planned(quotas: Quotas, plans: dict[str, Quotas]) -> Quotas:
-    """*quotas*, or those of the plan that it names."""
+def resolve_plan(quotas: Quotas, plans: dict[str, Quotas]) -> Quotas:
+    """*quotas*, or those of the plan that *quotas* names."""
     return plans.get(quotas, quotas) if isinstance(quotas, str) else quotas
 
 
-def listed(quotas: Quotas) -> list[str]:
+def as_list(quotas: Quotas) -> list[str]:
     return [quotas] if isinstance(quotas, str) else quotas
 
 

@@ -1,6 +1,6 @@
-"""Who may do what: bearer tokens with scopes, kept as digests and compared in constant time.
+"""Bearer tokens with scopes, kept as digests and compared in constant time.
 
-A scope is guarded as soon as a token for it is set; `admin` (reset, most denied keys) as soon as any token is.
+A scope is guarded as soon as a token for it is set; `admin` (reset, most denied keys) as soon as any token is set.
 An admin token opens everything, a check token also `read`.
 """
 
@@ -8,23 +8,49 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from headgate.service.http import Refusal, RequestHeaders
+from headgate.service.environment import PREFIX
+from headgate.service.problem import HTTPError
+from headgate.service.rsgi import RequestHeaders
+from headgate.service.settings import SCOPES, BadFile, Settings
 
-SCOPES = ("check", "read", "admin")
 IMPLIED = {"check": frozenset({"check", "read"}), "read": frozenset({"read"}), "admin": frozenset(SCOPES)}
 
 _CHALLENGE = ("www-authenticate", 'Bearer realm="headgate"')
 
 
 def digest(token: str) -> str:
-    """What is kept of a token."""
+    """The SHA-256 of a token, in hexadecimal."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+def read_tokens(settings: Settings, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Digest and scope of each token: those of HEADGATE_ADMIN_TOKEN and so on, and those of the settings."""
+    found = []
+    for scope in SCOPES:
+        name = f"{PREFIX}{scope.upper()}_TOKEN"
+        for token in re.split(r"[\s,]+", environment.get(name, "").strip()):
+            if token:
+                found.append((digest(token), scope))
+    for i, entry in enumerate(settings.tokens):
+        known = entry.sha256
+        if entry.file:
+            try:
+                secret = Path(entry.file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadFile(f"tokens.{i}.file: cannot read {entry.file!r}: {error}") from None
+            if not secret:
+                raise BadFile(f"tokens.{i}.file: {entry.file!r} is empty")
+            known = digest(secret)
+        found.append((known, entry.scope))
+    return found
+
+
 class Tokens:
-    """All tokens in force; *given* as pairs of digest and scope, one token may have several."""
+    """All tokens in force, given as pairs of digest and scope; one token may have several scopes."""
 
     def __init__(self, given: Sequence[tuple[str, str]] = ()) -> None:
         scopes: dict[bytes, frozenset[str]] = {}
@@ -38,26 +64,27 @@ class Tokens:
         return len(self._scopes)
 
     def allows(self, scope: str, headers: RequestHeaders) -> bool:
-        """Whether the bearer may; without a token in force everybody may."""
-        return scope not in self.guarded or scope in (self._of(headers) or ())
+        """Whether the bearer may use *scope*; every bearer may use a scope that is not guarded."""
+        return scope not in self.guarded or scope in (self._scopes_of(headers) or ())
 
     def demand(self, scope: str, headers: RequestHeaders) -> None:
-        """Refuse a bearer that may not: 401 without a known token, 403 with one that is not enough."""
+        """Refuse a bearer that may not use *scope*: 401 without a known token, 403 with one of another scope."""
         if scope not in self.guarded:
             return
-        scopes = self._of(headers)
+        scopes = self._scopes_of(headers)
         if scopes is None:
-            raise Refusal(401, f"this needs a token with the scope {scope!r}: Authorization: Bearer TOKEN", _CHALLENGE)
+            why = f"this needs a token with the scope {scope!r}: Authorization: Bearer TOKEN"
+            raise HTTPError(401, why, _CHALLENGE)
         if scope not in scopes:
-            raise Refusal(403, f"this token does not have the scope {scope!r}")
+            raise HTTPError(403, f"this token does not have the scope {scope!r}")
 
-    def _of(self, headers: RequestHeaders) -> frozenset[str] | None:
+    def _scopes_of(self, headers: RequestHeaders) -> frozenset[str] | None:
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             return None
-        shown = hashlib.sha256(token.strip().encode(errors="surrogatepass")).digest()
+        given = hashlib.sha256(token.strip().encode(errors="surrogatepass")).digest()
         found = None
-        for known, scopes in self._scopes:  # all of them, so that the time does not tell which one it was
-            if hmac.compare_digest(known, shown):
+        for known, scopes in self._scopes:  # all are compared, so that the time does not tell which one matched
+            if hmac.compare_digest(known, given):
                 found = scopes
         return found

@@ -1,15 +1,59 @@
-"""/docs: the description as a page that needs no script and nothing from elsewhere."""
+"""The pages for people: the files of the live page, and /docs, which needs no script and loads nothing."""
 
 from __future__ import annotations
 
+import hashlib
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headgate.service.http import Exchange, Reply, Scope
 from headgate.service.openapi import describe
+from headgate.service.rsgi import Exchange, Response, Scope
 
 if TYPE_CHECKING:
     from headgate.service.app import App
+
+FOLDER = Path(__file__).parent / "page"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".json": "application/json",
+}
+SECURITY = [
+    ("content-security-policy", "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+]
+
+
+class PageFile:
+    """One file of the live page, read once and served from memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.content = path.read_bytes()
+        self.tag = f'"{hashlib.sha256(self.content).hexdigest()[:16]}"'
+        self.headers = [("content-type", TYPES[path.suffix]), ("etag", self.tag), ("cache-control", "no-cache")]
+        self.headers += SECURITY
+
+    def response(self, scope: Scope) -> Response:
+        if scope.headers.get("if-none-match") == self.tag:
+            return 304, self.headers[1:], b""
+        return 200, list(self.headers), self.content
+
+
+def load_files() -> dict[str, PageFile]:
+    """Every file by the path that it is served at: the page at `/`, the others below `/page/`."""
+    files = {}
+    for path in sorted(FOLDER.rglob("*")) if FOLDER.is_dir() else ():
+        if path.is_file() and path.suffix in TYPES:
+            files["/page/" + path.relative_to(FOLDER).as_posix()] = PageFile(path)
+    if "/page/index.html" in files:
+        files["/"] = files["/page/index.html"]
+    return files
+
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
@@ -21,7 +65,7 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; bo
 h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1.5rem; }
 .method { font-weight: 700; }
 """
-HEADERS = [
+DOCS_HEADERS = [
     ("content-type", "text/html; charset=utf-8"),
     ("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
     ("x-content-type-options", "nosniff"),
@@ -33,11 +77,11 @@ _EXAMPLE = """curl -i 'http://localhost:8080/api/v1/rate-limit/check?key=user:12
  "resetAfterSeconds":1,"retryAfterSeconds":0,"message":"Request allowed"}"""
 
 
-async def serve(app: App, scope: Scope, exchange: Exchange) -> Reply:
-    return 200, list(HEADERS), page(describe(app.state))
+async def docs(app: App, scope: Scope, exchange: Exchange) -> Response:
+    return 200, list(DOCS_HEADERS), docs_page(describe(app.state))
 
 
-def page(description: dict[str, Any]) -> str:
+def docs_page(description: dict[str, Any]) -> str:
     operations = "".join(
         _operation(path, method, operation)
         for path, methods in description["paths"].items()

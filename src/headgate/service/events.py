@@ -1,0 +1,157 @@
+"""The live page's server-sent events: one a second, with the counts of all workers, and the most denied keys."""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import nlargest
+from operator import itemgetter
+from time import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import headgate
+from headgate.service import shared_counters as c
+from headgate.service.health import store_kind
+from headgate.service.problem import HTTPError
+from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from headgate.service.app import App
+
+MAX_WATCHERS = 100  # in one worker
+SHOWN_KEYS = 20
+KEPT_KEYS = 500
+HEADERS = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
+
+
+async def stream(app: App, scope: Scope, exchange: Exchange) -> None:
+    """Send an event now and each second until the client disconnects or the service stops."""
+    app.state.tokens.demand("read", scope.headers)
+    if app.watchers >= MAX_WATCHERS:
+        raise HTTPError(503, f"{MAX_WATCHERS} watch already; try again later", ("retry-after", "10"))
+    full = app.state.tokens.allows("admin", scope.headers)
+    transport = exchange.response_stream(200, list(HEADERS))
+    app.watchers += 1
+    disconnected = asyncio.ensure_future(exchange.client_disconnect())
+    before = Counts(app.counters)
+    try:
+        while not disconnected.done() and not app.counters.header[c.STOPPING]:
+            now = Counts(app.counters)
+            event = await _event(app, before, now, full)
+            await transport.send_str(f"data: {msgspec.json.encode(event).decode()}\n\n")
+            before = now
+            await asyncio.wait({disconnected}, timeout=1.0)
+    except Exception as error:
+        # granian's own error for a client that has disconnected; it has no public base class but RuntimeError
+        if not isinstance(error, RuntimeError):
+            raise
+    finally:
+        app.watchers -= 1
+        disconnected.cancel()
+
+
+async def head(app: App, scope: Scope, exchange: Exchange) -> Response:
+    """The headers of the stream."""
+    app.state.tokens.demand("read", scope.headers)
+    return 200, list(HEADERS), ""
+
+
+class Counts:
+    """All counters at one moment; the difference of two is what happened in between."""
+
+    def __init__(self, counters: c.SharedCounters) -> None:
+        self.slots = dict(counters.slots())
+        timings = [counters.timing(number) for number in range(c.TIMINGS)]
+        self.buckets = [sum(column) for column in zip(*timings, strict=True)][1 : 2 + len(c.BOUNDS)]
+
+
+async def _event(app: App, before: Counts, now: Counts, full: bool) -> dict[str, Any]:
+    rules = []
+    for name, counts in now.slots.items():
+        rule, _, algorithm = name.rpartition(" ")
+        old = before.slots.get(name, [0] * c.SLOT_WORDS)
+        allowed, denied, degraded = (counts[word] - old[word] for word in (c.ALLOWED, c.DENIED, c.DEGRADED))
+        if rule in app.state.rule_set.rules:
+            row = {"rule": rule, "algorithm": algorithm, "allowed": allowed, "denied": denied, "degraded": degraded}
+            rules.append(row)
+    buckets = [new - old for new, old in zip(now.buckets, before.buckets, strict=True)]
+    event = {
+        "at": time(),
+        "rules": rules,
+        "latency": {"p50": quantile(buckets, 0.5), "p99": quantile(buckets, 0.99)},
+        "store": await _store(app),
+        "workers": app.counters.workers(),
+        "uptime": max(0, int(time()) - app.counters.header[c.STARTED_AT]),
+        "version": headgate.__version__,
+    }
+    if full:
+        event["denied_keys"] = merge_denied(list(app.counters.reports()))
+    return event
+
+
+async def _store(app: App) -> dict[str, Any]:
+    if isinstance(app.store, MemoryStore):
+        keys = sum(app.counters.gauge(c.KEYS))
+        return {"state": "closed", "kind": "memory", "latency": 0.0, "detail": f"{keys:,} keys"}
+    numbers = await app.redis.read(app.store)
+    open_now = bool(max(app.counters.gauge(c.BREAKER_OPEN))) or not numbers["up"]
+    memory = numbers.get("memory_used_bytes", 0) / (1 << 20)
+    detail = "does not answer; on_store_error answers" if open_now else f"{memory:.1f} MiB used"
+    latency = numbers.get("response_seconds", 0.0)
+    return {"state": "open" if open_now else "closed", "kind": store_kind(app), "latency": latency, "detail": detail}
+
+
+def quantile(buckets: list[int], share: float) -> float:
+    """The seconds within which *share* of the checks were decided; linear inside a bucket."""
+    wanted, seen = share * sum(buckets), 0
+    for i, count in enumerate(buckets):
+        if count and seen + count >= wanted:
+            low = c.BOUNDS[i - 1] if i else 0.0
+            high = c.BOUNDS[i] if i < len(c.BOUNDS) else c.BOUNDS[-1]
+            return low + (high - low) * (wanted - seen) / count
+        seen += count
+    return 0.0
+
+
+class DeniedKeys:
+    """Counts denials by rule and key, within a bound: when it is full, the least denied keys are dropped.
+
+    Every count is halved once a minute. The keys are shown to the operator and are never labels of a metric.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def add(self, rule: str, key: str) -> None:
+        entry = rule, key
+        count = self.counts.get(entry)
+        if count is not None:
+            self.counts[entry] = count + 1
+            return
+        if len(self.counts) >= 2 * KEPT_KEYS:
+            self.counts = dict(nlargest(KEPT_KEYS, self.counts.items(), key=itemgetter(1)))
+        self.counts[entry] = 1
+
+    def halve(self) -> None:
+        self.counts = {entry: count // 2 for entry, count in self.counts.items() if count > 1}
+
+    def encoded(self) -> bytes:
+        """The most denied keys, as the report that other workers read."""
+        top = nlargest(SHOWN_KEYS, self.counts.items(), key=itemgetter(1))
+        return msgspec.json.encode([[rule, key, count] for (rule, key), count in top])
+
+
+def merge_denied(reports: list[bytes]) -> list[dict[str, Any]]:
+    """The most denied keys of all workers. A report that was read while it was being written is left out."""
+    counts: dict[tuple[str, str], int] = {}
+    for report in reports:
+        try:
+            rows = msgspec.json.decode(report, type=list[tuple[str, str, int]]) if report else []
+        except msgspec.DecodeError:
+            continue
+        for rule, key, count in rows:
+            counts[rule, key] = counts.get((rule, key), 0) + count
+    top = nlargest(SHOWN_KEYS, counts.items(), key=itemgetter(1))
+    return [{"key": key, "rule": rule, "denied": count} for (rule, key), count in top]

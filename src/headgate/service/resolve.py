@@ -1,0 +1,79 @@
+"""From a request to the rule and the key that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headgate.errors import InvalidKey
+from headgate.keys import check_key
+from headgate.service.client_ip import IPAddress
+from headgate.service.problem import HTTPError
+from headgate.service.rsgi import Scope
+from headgate.service.rules import CompiledRule
+
+if TYPE_CHECKING:
+    from headgate.service.app import State
+
+
+def resolve_request(
+    state: State, scope: Scope, rule_name: str | None, algorithm: str | None, given_key: str | None
+) -> tuple[CompiledRule, str, bool]:
+    """The rule and the key of a request, and whether it is exempt."""
+    rule = state.rule_set.get(rule_name, algorithm)
+    key = _key(state, scope, rule, given_key)
+    if rule.exempt_keys is not None and rule.is_exempt(key, _address(state, scope)):
+        return rule, key, True
+    if rule.overrides is not None:
+        rule = rule.overrides.get(key, rule)
+    return rule, key, False
+
+
+def keys_to_reset(
+    state: State, scope: Scope, rule_name: str | None, algorithm: str | None, given_key: str | None
+) -> list[tuple[CompiledRule, str]]:
+    """The rules and keys that a reset is about; the response shows the first.
+
+    Under a rule that joins parts, *given_key* may be the key of a check, with the other parts as this client would
+    send them, or a joined key as responses show it. If it could be either, both are reset: the client cannot see
+    which of the two a 200 was about.
+    """
+    rule = state.rule_set.get(rule_name, algorithm)
+    parts = len(rule.key_parts or ())
+    keys = [given_key] if given_key is not None and (parts == 1 or given_key.count("|") == parts - 1) else []
+    try:
+        keys.append(check_key(_key(state, scope, rule, given_key)))
+    except (InvalidKey, HTTPError) as error:
+        if not keys:
+            more = "" if rule.key_parts is None else "; or give the key as answers show it"
+            raise HTTPError(400, f"{error}{more}") from None
+    return [(rule.overrides.get(key, rule) if rule.overrides else rule, key) for key in dict.fromkeys(keys)]
+
+
+def _key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None) -> str:
+    if rule.key_parts is not None:
+        return _joined_key(state, scope, rule, given_key)
+    return state.client_ip.key(scope.client, scope.headers) if given_key is None else given_key
+
+
+def _address(state: State, scope: Scope) -> Callable[[], IPAddress | None]:
+    return lambda: state.client_ip.address(scope.client, scope.headers)
+
+
+def _joined_key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None) -> str:
+    """The key of a rule with several parts, joined with `|`; a `|` inside a part is percent-encoded."""
+    values = []
+    for part in rule.key_parts or ():
+        if part == "key":
+            value = state.client_ip.key(scope.client, scope.headers) if given_key is None else given_key
+        elif part == "address":
+            value = state.client_ip.key(scope.client, scope.headers)
+        else:
+            name = part.removeprefix("header:")
+            value = scope.headers.get(name, "")
+            if not value:
+                raise HTTPError(400, f"rule {rule.name!r} needs the header {name}")
+        values.append(value)
+    if len(values) == 1:
+        return str(values[0])
+    return "|".join(value.replace("%", "%25").replace("|", "%7C") for value in values)

@@ -1,0 +1,142 @@
+"""From a decision to the counters and to the response."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from time import monotonic, time_ns
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headgate.decision import Decision, decision
+from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, StoreUnavailable
+from headgate.keys import check_key
+from headgate.service.headers import limit_headers
+from headgate.service.problem import HTTPError
+from headgate.service.rsgi import Response
+from headgate.service.rules import CompiledRule
+from headgate.service.shared_counters import (
+    ALLOWED,
+    BOUNDS,
+    DEGRADED,
+    DENIED,
+    NEAR,
+    SHADOW,
+    TIMING_WORDS,
+    UNANSWERED,
+    WAITED,
+)
+
+if TYPE_CHECKING:
+    from headgate.service.app import App, State
+
+logger = logging.getLogger("headgate.service")
+
+_BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
+EXEMPT = ',"exempt":true'
+
+_encode = msgspec.json.encode
+
+
+def record(app: App, rule: CompiledRule, key: str, made: Decision, nanoseconds: int | None) -> bool:
+    """Count a decision; returns whether the client is told that it is allowed. A shadow rule always allows."""
+    slots, timings, slot = app.slots, app.timings, rule.slot
+    allowed = made.allowed
+    if made.degraded:
+        slots[slot + DEGRADED] += 1
+    if not allowed:
+        app.denied.add(rule.name, key)
+        if rule.shadow:
+            slots[slot + SHADOW] += 1
+            allowed = True
+    elif made.remaining * 5 <= made.limit:
+        slots[slot + NEAR] += 1
+    timing = rule.timing
+    if allowed:
+        slots[slot + ALLOWED] += 1
+        timing += TIMING_WORDS
+    else:
+        slots[slot + DENIED] += 1
+    if nanoseconds is None:  # the check waited for permits, so its time says nothing about the service's speed
+        timings[timing + WAITED] += 1
+    else:
+        timings[timing] += nanoseconds
+        timings[timing + 1 + bisect_left(_BOUNDS_NS, nanoseconds)] += 1
+    if app.debug:
+        word = "allowed" if allowed else "denied"
+        logger.debug("Request %s for key: %s, remaining: %d", word, app.state.show_key(key), made.remaining)
+    return allowed
+
+
+def exempt_response(app: App, rule: CompiledRule, key: str, nanoseconds: int) -> Response:
+    try:
+        check_key(key)
+    except InvalidKey as error:
+        raise HTTPError(400, str(error)) from None
+    made = decision(True, rule.capacity, rule.capacity)
+    record(app, rule, key, made, nanoseconds)
+    return decision_response(app.state, rule, as_json(key), made, True, extra=EXEMPT)
+
+
+def bad_check(rule: CompiledRule, cost: int, error: InvalidKey | InvalidPermits) -> HTTPError:
+    """The error for a check that the limiter refused, in permits as the client counts them, not in their cost."""
+    if rule.cost == 1 or not isinstance(error, PermitsExceedLimit):
+        return HTTPError(400, str(error))
+    permits, most = cost // rule.cost, rule.capacity // rule.cost
+    why = f"{permits} at a cost of {rule.cost} each are {cost}, above the capacity of {rule.capacity}"
+    return HTTPError(400, f"permits must be at most {most}: {why}")
+
+
+def store_unavailable(app: App, rule: CompiledRule, key: str, error: StoreUnavailable) -> HTTPError:
+    app.slots[rule.slot + UNANSWERED] += 1
+    if monotonic() - app.error_logged_at >= 1:  # one line a second says what is wrong; the metric says how often
+        app.error_logged_at = monotonic()
+        logger.error("Error executing rate limit check for key: %s: %s", app.state.show_key(key), error)
+    return HTTPError(503, f"the store of rule {rule.name!r} does not answer; try again", ("retry-after", "1"))
+
+
+def decision_response(
+    state: State,
+    rule: CompiledRule,
+    json_key: str,
+    made: Decision,
+    allowed: bool,
+    message: str = "Request allowed",
+    extra: str = "",
+) -> Response:
+    """The response to a check; *json_key* is the key as JSON."""
+    left, limit, reset_us = made.remaining, made.limit, made.reset_us
+    reset = -(-reset_us // 1_000_000)
+    if made.degraded:
+        extra += ',"degraded":true'
+    if allowed is not made.allowed:
+        extra += ',"shadow":true'
+    headers = [
+        ("content-type", "application/json"),
+        ("cache-control", "no-store"),
+        rule.limit_header if limit == rule.capacity else ("x-ratelimit-limit", str(limit)),
+        ("x-ratelimit-remaining", str(left)),
+        ("x-ratelimit-reset", str((time_ns() // 1000 + reset_us + 999_999) // 1_000_000)),
+    ]
+    if allowed:
+        retry = 0
+        text = (
+            f'{{"allowed":true,"key":{json_key}{rule.json_middle}{limit},"remaining":{left},'
+            f'"resetAfterSeconds":{reset},"retryAfterSeconds":0,"message":"{message}"{extra}{rule.json_end}'
+        )
+    else:
+        retry = -(-made.retry_us // 1_000_000) or 1
+        headers.append(("retry-after", str(retry)))
+        text = (
+            f'{{"allowed":false,"key":{json_key}{rule.json_middle}{limit},"remaining":{left},'
+            f'"resetAfterSeconds":{reset},"retryAfterSeconds":{retry},"message":"Rate limit exceeded"'
+            f"{extra}{rule.json_end}"
+        )
+    if state.ietf_headers:
+        headers += limit_headers(rule.name, rule.policy, left, retry or reset)
+    return 200 if allowed else 429, headers, text
+
+
+def as_json(text: str) -> str:
+    return _encode(text).decode()
