@@ -74,7 +74,9 @@ def test_sockets_are_closed_before_a_garbage_collection_comes_to_them(redis_serv
     assert limiter.try_acquire("k")
     younger = Witness(saw)
     for witness in (older, younger):
-        witness.sockets = [connection._sock for node in store.threads().connections() for connection, _ in node._idle]
+        witness.sockets = [
+            connection._sock for node in store.sync_executor().connections() for connection, _ in node._idle
+        ]
         witness.ring = [older, younger, store, limiter]
     del older, store, limiter, younger, witness
     gc.collect()

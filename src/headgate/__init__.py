@@ -59,24 +59,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use what needs more than the standard library."""
+    """Import the hybrid limiters on first use, so that other programs do not pay for them."""
     if name not in ("AsyncHybridLimiter", "HybridLimiter"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        import headgate.hybrid
+    import headgate.hybrid
 
-        return getattr(headgate.hybrid, name)
-    except ImportError as error:
-        return _missing(name, str(error))
-
-
-def _missing(name: str, why: str) -> type:
-    """What stands in for a class that cannot be imported: who only names it need not install anything."""
-
-    def refuse(self: object, *_: object, **__: object) -> None:
-        raise ImportError(why)
-
-    return type(name, (), {"__init__": refuse, "__doc__": f"Not to be had here: {why}.", "__module__": __name__})
+    return getattr(headgate.hybrid, name)
 
 
 def __dir__() -> list[str]:

@@ -319,7 +319,7 @@ async def test_an_old_connection_that_breaks_late_is_no_new_failure(door: Any, n
 
         assert not await degraded()
         store = limiter.store
-        told = (store.threads() if door is Limiter else store.loop()).breakers()[0]
+        told = (store.sync_executor() if door is Limiter else store.async_executor()).breakers()[0]
         for _ in range(FAILURES - 1):
             told.failed(redis.ConnectionError("reset"), time.monotonic())
         proxy.truncate = 0
@@ -403,7 +403,7 @@ def test_interrupts_leak_no_connection(node: Node) -> None:
         finally:
             signal.signal(signal.SIGPROF, before)
         gc.collect()
-        connections = limiter.store.threads().connections()[0]  # type: ignore[attr-defined]  # a RedisStore
+        connections = limiter.store.sync_executor().connections()[0]  # type: ignore[attr-defined]  # a RedisStore
         assert connections.in_use() == 0
         assert not limiter.try_acquire("k").degraded
 

@@ -149,7 +149,7 @@ def test_a_pool_that_is_exhausted(node: Node) -> None:
         with paused(node):
             for thread in threads:
                 thread.start()
-            wait_until(lambda: store.threads().connections()[0].waiting == 3, "three wait for two connections")
+            wait_until(lambda: store.sync_executor().connections()[0].waiting == 3, "three wait for two connections")
             seen = limiter.health()
         for thread in threads:
             thread.join()

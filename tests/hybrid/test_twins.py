@@ -87,7 +87,9 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
             request, profile = some_request(dice, seqs, lids, params_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
             ours = ledger.sync(now, params_now, profile, request)
             [theirs] = script.replies(
-                store.threads().ask(script.SYNC, script.call([LeaseCall(key, params_now, profile, request)], now))
+                store.sync_executor().execute(
+                    script.SYNC, script.call([LeaseCall(key, params_now, profile, request)], now)
+                )
             )
             assert theirs == ours, f"step {step}: {request}"
             if ours.lid:
@@ -152,7 +154,7 @@ def _need(permits: int) -> LeaseRequest:
 
 
 def _send(store: RedisStore, requests: Any, now: int | None) -> list[LeaseReply | str]:
-    return script.replies(store.threads().ask(script.SYNC, script.call(requests, now)))
+    return script.replies(store.sync_executor().execute(script.SYNC, script.call(requests, now)))
 
 
 def _reply(found: LeaseReply | str) -> LeaseReply:

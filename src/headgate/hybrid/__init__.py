@@ -22,11 +22,8 @@ __all__ = ["AsyncHybridLimiter", "HybridLimiter", "Stats"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the limiters on first use: they need redis-py, the simulator does not."""
+    """Import the limiters on first use: the simulator does not need them."""
     if name in __all__:
-        from headgate.stores.base import STORE_CLASSES
-
-        STORE_CLASSES["RedisStore"].load()  # first: without redis-py it says what to install
         from headgate.hybrid import limiter
 
         return getattr(limiter, name)

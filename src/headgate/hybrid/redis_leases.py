@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,37 +41,46 @@ class RedisLeases:
 
     def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]:
         try:
-            reply = self._store.threads().ask(script.SYNC, self._call(calls), timeout)
+            reply = self._store.sync_executor().execute(script.SYNC, self._call(calls), timeout)
         except (RedisError, OSError) as error:
             raise StoreUnavailable(str(error)) from error
         return script.replies(reply)
 
     async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]:
-        return await self._exchange_on(self._store.loop(), calls)
+        return await self._exchange_on(self._store.async_executor(), calls)
 
-    @asynccontextmanager
-    async def last_exchanges(
-        self, timeout: float
-    ) -> AsyncGenerator[Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None]:
+    def last_exchanges(self, timeout: float) -> LastExchanges:
         """`exchange_async` on new connections; None with a client that was handed in, which may be closed."""
-        executor = self._store.spare_executor(timeout)
-        if executor is None:
-            yield None
-            return
-        try:
-            yield partial(self._exchange_on, executor)
-        finally:
-            await executor.aclose()
+        return LastExchanges(self._exchange_on, self._store.spare_executor(timeout))
 
     async def close_loop(self) -> None:
         await self._store.close_loop()
 
     async def _exchange_on(self, executor: AsyncExecutor, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]:
         try:
-            reply = await executor.ask(script.SYNC, self._call(calls))
+            reply = await executor.execute(script.SYNC, self._call(calls))
         except (RedisError, OSError) as error:
             raise StoreUnavailable(str(error)) from error
         return script.replies(reply)
 
     def _call(self, calls: Sequence[LeaseCall]) -> Any:
         return script.call(calls, self._store.clock.now() if self._store.clock else None)
+
+
+class LastExchanges:
+    """A class and not a generator: an event loop that ends refuses new async generators."""
+
+    def __init__(
+        self,
+        exchange: Callable[[AsyncExecutor, Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]],
+        executor: AsyncExecutor | None,
+    ) -> None:
+        self._exchange = exchange
+        self._executor = executor
+
+    async def __aenter__(self) -> Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None:
+        return partial(self._exchange, self._executor) if self._executor else None
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._executor:
+            await self._executor.aclose()

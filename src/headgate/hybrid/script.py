@@ -21,13 +21,13 @@ from headgate.hybrid.protocol import (
     SHARE_FACTOR,
     LeaseReply,
 )
-from headgate.redis.lua import Eval, Lua
+from headgate.redis.script import LuaScript, ScriptCall
 from headgate.stores.base import LeaseCall
 
 FIELDS = 14  # of a reply
 PER_KEY = 6  # arguments of a key
 
-SYNC = Lua(
+SYNC = LuaScript(
     """
 local OK, STALE, VOID, ERROR = 0, 1, 2, 3
 local FOREVER, STEP, LONGEST_PAUSE, LONGEST_LEASE = 4503599627370496, 1000000, 3600000000, 91000000
@@ -355,7 +355,7 @@ return replies
 )
 
 
-def call(calls: Sequence[LeaseCall], now: int | None = None) -> Eval:
+def call(calls: Sequence[LeaseCall], now: int | None = None) -> ScriptCall:
     """The call of the script for the requests of *calls*; *now*, in tests only, replaces the server's clock."""
     arguments: list[str | int] = ["" if now is None else now]
     for _, params, profile, request in calls:
@@ -363,7 +363,7 @@ def call(calls: Sequence[LeaseCall], now: int | None = None) -> Eval:
         needs = ",".join([f"{count}x{permits}" for count, permits in request.needs])
         arguments += [params.text, f"{profile.leased}:{profile.report}:{profile.report_full}", request.node, request.op]
         arguments += [":".join(map(str, numbers)), needs]
-    return SYNC.with_keys([each.key for each in calls], *arguments)
+    return SYNC.call([each.key for each in calls], *arguments)
 
 
 def replies(reply: Sequence[Any]) -> list[LeaseReply | str]:
