@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
 import headgate
-from headgate.cli import config, serve
+from headgate.cli.service import add_config, add_serve, add_token
 
 BROKEN_PIPE = 141  # the exit code that a shell shows for a program that SIGPIPE ended
 
@@ -54,19 +52,11 @@ def _run(argv: Sequence[str] | None) -> int:
     build = "compiled" if headgate.COMPILED else "pure Python"
     parser.add_argument("--version", action="version", version=f"headgate {headgate.__version__} ({build})")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, config):
-        command.add(commands)
-    text = "print a new random token, and the SHA-256 of it that goes into the file"
-    commands.add_parser("token", help=text, description=text).set_defaults(run=_new_token)
+    for add in (add_serve, add_config, add_token):
+        add(commands)
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
     code: int = options.run(options)
     return code
-
-
-def _new_token(options: argparse.Namespace) -> int:
-    token = secrets.token_urlsafe(32)
-    print(f"token   {token}\nsha256  {hashlib.sha256(token.encode()).hexdigest()}")
-    return 0

@@ -15,12 +15,12 @@ from typing import cast
 
 from headgate.service import batch, checks, events, health, metrics, openapi, pages, playground
 from headgate.service.client_ip import ClientIP, parse_network
-from headgate.service.delivery import Delivery
 from headgate.service.events import DeniedKeys
 from headgate.service.files import FileWatch, LastGoodConfig, Sources
 from headgate.service.logs import configure, hide_quoted, masked
 from headgate.service.problem import HTTPError, problem
 from headgate.service.request import BodyReader
+from headgate.service.responses import Delivery
 from headgate.service.rsgi import Exchange, Response, Scope, check_framing, request_id_of
 from headgate.service.rules import CompiledRule, RuleSet
 from headgate.service.settings import BadFile, Settings

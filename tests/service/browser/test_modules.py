@@ -43,7 +43,7 @@ TABLE: dict[str, list[tuple[str, Any]]] = {
         ("steps(1900)", [0, 1000, 2000]),
         ("steps(0.0003).length", 4),
     ],
-    "live": [
+    "events": [
         ("takeEvents('')", [[], ""]),
         ("takeEvents('data: 1\\n\\nda')", [["1"], "da"]),
         ("takeEvents('data:1\\r\\n\\r\\n: still here\\n\\ndata: 2\\n\\n')", [["1", "2"], ""]),

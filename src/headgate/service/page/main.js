@@ -1,7 +1,7 @@
 // Put the page together: the live stream feeds the overview, the playground stands on its own.
 
 import { byId, say } from "./dom.js";
-import { follow } from "./live.js";
+import { follow } from "./events.js";
 import { createOverview } from "./overview.js";
 import { createPlayground } from "./playground.js";
 

@@ -142,7 +142,7 @@ function ruleRow(rule) {
 
 const words = (algorithm) => String(algorithm).toLowerCase().replaceAll("_", " ");
 
-// `denied` is absent for those who may not see keys, and empty when there are none.
+// `denied` is absent for a token that may not see keys, and empty when no key was denied.
 function keys(denied) {
   const host = byId("keys");
   if (denied === undefined || denied === null) {
@@ -157,7 +157,7 @@ function keys(denied) {
   }
   host.dataset.state = "open";
   if (!denied.length) {
-    host.replaceChildren(element("div", { class: "empty" }, element("p", {}, element("b", {}, "Nobody was refused."), " Keys that are refused show up here.")));
+    host.replaceChildren(element("div", { class: "empty" }, element("p", {}, element("b", {}, "No key was refused."), " Keys that are refused show up here.")));
     return;
   }
   const most = Math.max(...denied.map((row) => row.denied));

@@ -4,8 +4,8 @@ import { ALGORITHMS, WINDOWS } from "./algorithms.js";
 import { byId, element, say } from "./dom.js";
 import { count, duration } from "./format.js";
 import { showLeft, showNothing } from "./gauge.js";
-import { holdable } from "./hold.js";
-import { createLanes } from "./lanes.js";
+import { pressAndHold } from "./press_and_hold.js";
+import { createComparison } from "./comparison.js";
 import { createTrace } from "./trace.js";
 
 const PEEK_EVERY = 250; // milliseconds, while the limit is not yet whole again; up to eight times that when it takes long
@@ -14,7 +14,7 @@ const SPEAK_EVERY = 1500; // milliseconds; a screen reader cannot follow eight v
 
 export function createPlayground(token) {
   const trace = createTrace(byId("trace"));
-  const lanes = createLanes(byId("lanes"), ALGORITHMS);
+  const comparison = createComparison(byId("lanes"), ALGORITHMS);
   let run; // what belongs to one limit; a new one forgets the old, and late answers to the old are dropped
   let typed = null; // a limit that is being typed and has not begun yet
   let spoken = -Infinity;
@@ -25,7 +25,7 @@ export function createPlayground(token) {
     const limit = { session: randomText(), algorithm: picked(), quota: byId("quota").value.trim() };
     run = { limit, allowed: 0, denied: 0, flying: 0, freeAt: 0, wholeAt: 0, latest: 0, refused: false };
     trace.clear();
-    lanes.clear();
+    comparison.clear();
     say(byId("quota-problem"), "");
     byId("quota").removeAttribute("aria-invalid");
     tally();
@@ -37,7 +37,7 @@ export function createPlayground(token) {
   const picked = () => document.querySelector("#algorithms input:checked").value;
   const permits = () => Math.max(1, Math.floor(Number(byId("permits").value)) || 1);
 
-  // An answer, or null when there is none or nobody waits for it any more.
+  // An answer, or null when there is none or a newer limit was started meanwhile.
   async function get(url, options, asked) {
     const headers = { ...options.headers, ...(token() ? { Authorization: `Bearer ${token()}` } : {}) };
     try {
@@ -86,7 +86,7 @@ export function createPlayground(token) {
     if (!body) return;
     asked[body.allowed ? "allowed" : "denied"] += 1;
     trace.add(performance.now(), asked.remaining, asked.capacity, body.allowed);
-    lanes.add(asked.limit.algorithm, performance.now(), body.allowed);
+    comparison.add(asked.limit.algorithm, performance.now(), body.allowed);
     tally();
     asked.freeAt = body.allowed ? 0 : performance.now() + 1000 * body.retryAfterSeconds;
     if (body.allowed) verdict("good", "Allowed");
@@ -100,8 +100,8 @@ export function createPlayground(token) {
     await Promise.all(
       others.map(async (algorithm) => {
         const answer = await get("playground/check", request(asked, algorithm), asked);
-        if (answer?.status === 200) lanes.add(algorithm, performance.now(), answer.body.allowed);
-        else if (answer?.status === 400) lanes.refuse(algorithm, answer.body.detail);
+        if (answer?.status === 200) comparison.add(algorithm, performance.now(), answer.body.allowed);
+        else if (answer?.status === 400) comparison.refuse(algorithm, answer.body.detail);
       }),
     );
   }
@@ -116,7 +116,7 @@ export function createPlayground(token) {
   }
 
   function problem(status, text) {
-    letGo();
+    stopSending();
     run.refused = status === 400; // anything else may pass
     if (status === 400) {
       byId("quota").setAttribute("aria-invalid", "true");
@@ -151,7 +151,7 @@ export function createPlayground(token) {
   }
 
   const pace = () => Math.min(50, Math.max(1, Number(byId("pace").value) || 1));
-  const letGo = holdable(byId("send"), send, pace);
+  const stopSending = pressAndHold(byId("send"), send, pace);
 
   // The countdown, and what moves; almost nothing while the limit rests.
   let peeked = 0;
@@ -168,7 +168,7 @@ export function createPlayground(token) {
       look(run);
     }
     trace.move(now);
-    lanes.move(now);
+    comparison.move(now);
     requestAnimationFrame(frame);
   }
 

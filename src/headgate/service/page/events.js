@@ -1,8 +1,8 @@
-// The service's live events, for ever: connects, reads, and connects again after a loss.
+// Follows the live events of the service; connects again after the connection is lost.
 
 const FIRST_WAIT = 500; // milliseconds
 const LONGEST_WAIT = 10_000;
-const SILENCE = 10_000; // events come each second; after this long without one the connection is as good as lost
+const SILENCE = 10_000; // events come each second; after this long without one the connection counts as lost
 
 export class Refused extends Error {
   constructor(status) {
@@ -62,7 +62,7 @@ export function follow(url, token, onEvent, onState) {
       return "lost";
     } finally {
       clearTimeout(alarm);
-      quiet.abort(); // lets go of a connection that an exception left half read
+      quiet.abort(); // closes a connection that an exception left open
     }
   }
 

@@ -1,9 +1,9 @@
-// A button that does something once for a click and again and again while it is held, by pointer, Space or Enter.
+// A button that acts once for a click and repeatedly while it is held, by pointer, Space or Enter.
 
-const CLICK = 350; // milliseconds; who holds longer means more than one
+const CLICK = 350; // milliseconds; a longer press repeats
 
-// `pace()` says how often a second. Returns a function that lets go.
-export function holdable(button, act, pace) {
+// `pace()` returns how often to act per second. Returns a function that ends the press.
+export function pressAndHold(button, act, pace) {
   let timer = null;
 
   function begin() {
@@ -12,12 +12,12 @@ export function holdable(button, act, pace) {
     timer = setTimeout(() => {
       timer = setInterval(act, 1000 / pace());
     }, CLICK);
-    act(); // last, because it may let go
+    act(); // last, because it may end the press
   }
 
   function end() {
     button.classList.remove("held");
-    clearTimeout(timer); // HTML has one kind of id for both
+    clearTimeout(timer); // clears an interval as well
     timer = null;
   }
 

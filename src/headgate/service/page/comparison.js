@@ -1,4 +1,4 @@
-// The same requests put to every algorithm: a lane each, with a mark for each decision of the last half minute.
+// The comparison: the same requests put to every algorithm, one row each, with a mark for each decision of the last half minute.
 
 import { element, say, shape } from "./dom.js";
 import { mark, SPAN } from "./trace.js";
@@ -6,7 +6,7 @@ import { mark, SPAN } from "./trace.js";
 const HEIGHT = 22; // pixels
 const FRAME = 50; // milliseconds between two drawings
 
-export function createLanes(host, algorithms) {
+export function createComparison(host, algorithms) {
   const lanes = new Map();
   for (const [value, label] of algorithms) {
     const drawing = shape("svg", { role: "img", "aria-label": `Decisions of ${label}` });
@@ -32,7 +32,7 @@ export function createLanes(host, algorithms) {
     say(lane.sum, `${lane.allowed} of ${lane.allowed + lane.denied}`);
   }
 
-  // A quota that this algorithm has no use for.
+  // Show that this algorithm does not support the quota.
   function refuse(algorithm, why) {
     const { sum } = lanes.get(algorithm);
     say(sum, "no such quota");
@@ -47,7 +47,7 @@ export function createLanes(host, algorithms) {
       lane.marks = lane.marks.filter(({ at }) => now - at <= SPAN);
       const { width } = lane.drawing.getBoundingClientRect();
       lane.drawing.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-      // Those that passed are drawn last, over a crowd of those that did not.
+      // Allowed decisions are drawn last, on top of the denied ones.
       const ordered = [...lane.marks].sort((one, other) => one.allowed - other.allowed);
       lane.drawing.replaceChildren(...ordered.map(({ at, allowed }) => mark(width * (1 - (now - at) / SPAN), HEIGHT, allowed)));
     }
