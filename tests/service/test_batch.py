@@ -1,4 +1,4 @@
-"""BatchSender: many at once keep nobody waiting, and a check that gets no answer does not take those of others away."""
+"""Batches: many at once do not delay other requests, and each check gets its own answer."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +20,8 @@ def left(service: Service) -> list[int]:
     return [one["remaining"] for one in answer.json]
 
 
-def test_a_few_are_decided_at_a_time_and_the_rest_stand_in_line(start: Start) -> None:
+def test_batches_in_line(start: Start) -> None:
+    """A few batches are decided at a time, the others wait in line."""
     service = start(config=RULE)
     with ThreadPoolExecutor(MANY) as threads:
         found = list(threads.map(lambda _: left(service), range(MANY)))
@@ -32,7 +33,8 @@ def test_a_few_are_decided_at_a_time_and_the_rest_stand_in_line(start: Start) ->
         assert between < (MAX_BATCHES + 1) * CHECKS, "others were decided in the meantime, and that is too many"
 
 
-def test_one_that_is_refused_holds_nobody_up(start: Start) -> None:
+def test_refused_batch(start: Start) -> None:
+    """A refused batch leaves its place to the next."""
     service = start(config=RULE)
     for body in (b"{}", b'[{"rule": "none"}]', b'[{"permits": 1000000000}]'):
         for _ in range(MAX_BATCHES):
@@ -40,7 +42,8 @@ def test_one_that_is_refused_holds_nobody_up(start: Start) -> None:
     assert len(left(service)) == CHECKS
 
 
-def test_one_without_an_answer_leaves_the_others_theirs(start: Start) -> None:
+def test_unanswered_check(start: Start) -> None:
+    """A check without a decision takes no other check's answer away."""
     rules = "[rules.strict]\nquotas = '5/day'\non_store_error = 'raise'\n"
     rules += "[rules.spent]\nquotas = '5/day'\non_store_error = 'local'\n"
     service = start("--store", "redis://127.0.0.1:1/0", config=rules)
@@ -58,7 +61,8 @@ def test_one_without_an_answer_leaves_the_others_theirs(start: Start) -> None:
     assert service.metrics()[name] == 40
 
 
-def test_none_with_an_answer_is_a_503(start: Start) -> None:
+def test_unanswered_batch(start: Start) -> None:
+    """A batch in which no check got a decision is a 503."""
     service = start("--store", "redis://127.0.0.1:1/0", config="[rules.default]\non_store_error = 'raise'\n")
     answer = service.ask("POST", f"{API}/check/batch", body=[{"key": "a"}, {"key": "b"}])
     assert answer.status == 503 and answer.headers["retry-after"] == "1" and "try again" in answer.problem

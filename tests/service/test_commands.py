@@ -77,7 +77,8 @@ def test_help_without_a_command(tmp_path: Path) -> None:
         ("token 5", "unrecognized arguments: 5\n"),
     ],
 )
-def test_a_wrong_word_gets_the_usage_of_its_command(tmp_path: Path, line: str, says: str) -> None:
+def test_wrong_argument(tmp_path: Path, line: str, says: str) -> None:
+    """A wrong argument is answered with the usage of its own command."""
     done = headgate(*line.split(), folder=tmp_path)
     command = " ".join(word for word in line.split()[:2] if word in ("serve", "config", "validate", "show", "token"))
     assert done.returncode == 2 and done.stderr.startswith(f"usage: headgate {command} [-h]"), done.stderr
@@ -110,7 +111,8 @@ def test_one_rule_is_one(tmp_path: Path) -> None:
     assert headgate("config", "validate", folder=tmp_path).stdout == "headgate.toml: fine, 0 rules\n"
 
 
-def test_help_names_nothing_that_an_installed_package_lacks(tmp_path: Path) -> None:
+def test_help(tmp_path: Path) -> None:
+    """The help names no file that an installed package lacks."""
     done = headgate("serve", "--help", folder=tmp_path)
     text = " ".join(done.stdout.split())
     assert done.returncode == 0 and "docs/" not in text

@@ -46,7 +46,8 @@ class TestCheck:
 
     @pytest.mark.usefixtures("within_a_minute")
     @pytest.mark.parametrize("name", NAMES)
-    def test_every_algorithm_admits_its_capacity_and_no_more(self, service: Service, key: str, name: str) -> None:
+    def test_capacity(self, service: Service, key: str, name: str) -> None:
+        """Every algorithm admits its capacity and no more."""
         taken = service.check(key, algorithm=name, permits=100)
         assert taken.status == 200 and taken.json["remaining"] == 0
         if name.lower() in BUCKETS:
@@ -65,7 +66,8 @@ class TestCheck:
         for spelling in (name.lower(), name.title()):
             assert service.check(key, algorithm=spelling).json["algorithm"] == name
 
-    def test_the_default_algorithm_is_the_token_bucket(self, service: Service, key: str) -> None:
+    def test_default_algorithm(self, service: Service, key: str) -> None:
+        """A check without an algorithm uses the token bucket."""
         service.check(key, permits=99)
         assert service.remaining(key, algorithm="TOKEN_BUCKET").json["remaining"] < 99
         assert service.check(key).json["algorithm"] == "TOKEN_BUCKET"
@@ -89,7 +91,8 @@ class TestCheck:
         assert int(refused.headers["x-ratelimit-reset"]) >= time.time()
         assert refused.headers["cache-control"] == "no-store"
 
-    def test_waiting_as_long_as_retry_after_says_is_enough(self, service: Service, key: str) -> None:
+    def test_retry_after(self, service: Service, key: str) -> None:
+        """After a wait of `retryAfterSeconds` the check succeeds."""
         refused = drain(service, key, permits=15)
         time.sleep(int(refused.headers["retry-after"]))
         assert service.check(key, permits=15).status == 200
@@ -114,7 +117,8 @@ class TestCheck:
             answer = service.check(other)
             assert answer.json["key"] == other and answer.json["remaining"] == 99
 
-    def test_a_plus_is_a_space_and_percent_2b_a_plus(self, service: Service, key: str) -> None:
+    def test_plus_sign(self, service: Service, key: str) -> None:
+        """In a query, `+` is a space and `%2B` a plus."""
         assert service.get(f"{API}/check", f"key={key}+a").json["key"] == f"{key} a"
         assert service.get(f"{API}/check", f"key={key}%2Ba").json["key"] == f"{key}+a"
 
@@ -143,7 +147,8 @@ class TestRemaining:
         said = service.check(key, algorithm="SLIDING_WINDOW", permits=30).json["remaining"]
         assert service.remaining(key, algorithm="SLIDING_WINDOW").json["remaining"] == said == 70
 
-    def test_whether_so_many_would_be_granted(self, service: Service, key: str) -> None:
+    def test_remaining_permits(self, service: Service, key: str) -> None:
+        """`remaining` tells whether that many permits would be granted."""
         service.check(key, algorithm="SLIDING_WINDOW", permits=90)
         assert service.remaining(key, algorithm="SLIDING_WINDOW", permits=10).json["allowed"] is True
         answer = service.remaining(key, algorithm="SLIDING_WINDOW", permits=11)
@@ -226,7 +231,8 @@ class TestBatch:
         assert answer.status == 400 and says in answer.problem
         assert service.remaining(key, algorithm="SLIDING_WINDOW", permits=0).json["remaining"] == 100
 
-    def test_nothing_is_answered_with_nothing(self, service: Service) -> None:
+    def test_empty_batch(self, service: Service) -> None:
+        """An empty batch is answered with an empty list."""
         answer = service.ask("POST", f"{API}/check/batch", body=[])
         assert answer.status == 200 and answer.json == []
 
@@ -273,7 +279,8 @@ BAD = [
 
 
 @pytest.mark.parametrize("query, says", BAD, ids=[query[:30] for query, _ in BAD])
-def test_bad_input_is_400_and_says_what_would_be_right(service: Service, query: str, says: str) -> None:
+def test_bad_input(service: Service, query: str, says: str) -> None:
+    """Bad input is a 400 that says what would be right."""
     answer = service.get(f"{API}/check", query)
     assert answer.status == 400 and says in answer.problem
     assert answer.headers["cache-control"] == "no-store"
@@ -337,7 +344,8 @@ def test_a_request_id_comes_back(service: Service, key: str) -> None:
     assert service.check(key, {"x-request-id": "a b"}).headers["x-request-id"] is None
 
 
-def test_wait_holds_the_answer_until_there_are_permits(service: Service, key: str) -> None:
+def test_wait(service: Service, key: str) -> None:
+    """`wait` holds the response until there are permits."""
     assert drain(service, key, permits=15).status == 429
     answer = service.check(key, permits=15, wait=20)
     assert answer.status == 200 and answer.json["allowed"] is True
@@ -345,18 +353,20 @@ def test_wait_holds_the_answer_until_there_are_permits(service: Service, key: st
     assert answer.status == 429 and answer.json["retryAfterSeconds"] >= 1
 
 
-def test_whoever_leaves_while_waiting_takes_nothing(service: Service, key: str) -> None:
+def test_wait_disconnect(service: Service, key: str) -> None:
+    """A client that disconnects while it waits spends nothing."""
     service.check(key, algorithm="SLIDING_WINDOW", permits=100)
     connection = service.connect()
     connection.request("GET", f"{API}/check?key={key}&algorithm=SLIDING_WINDOW&permits=100&wait=30")
     service.take_turns()
     connection.close()
     service.take_turns()
-    service.reset(key, algorithm="SLIDING_WINDOW")  # wakes whoever still waits
+    service.reset(key, algorithm="SLIDING_WINDOW")  # wakes a client that still waits
     assert service.remaining(key, algorithm="SLIDING_WINDOW", permits=0).json["remaining"] == 100
 
 
-def test_clients_that_wait_hold_nobody_up(service: Service, key: str) -> None:
+def test_wait_many(service: Service, key: str) -> None:
+    """Waiting clients do not delay other requests."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4000:
         if 0 <= hard < 4000:
@@ -371,7 +381,7 @@ def test_clients_that_wait_hold_nobody_up(service: Service, key: str) -> None:
         for _ in range(5):
             assert service.check(key + "x").status == 200
         service.reset(key, algorithm="SLIDING_WINDOW")
-        with selectors.DefaultSelector() as ready:  # whoever is first in line is served as soon as there is something
+        with selectors.DefaultSelector() as ready:  # the first in line is served as soon as there are permits
             for connection in waiting:
                 ready.register(connection, selectors.EVENT_READ, connection)
             served = ready.select(30)[0][0].data
@@ -394,7 +404,8 @@ def test_ipv6(start: Start) -> None:
     assert service.check().json["key"] == "127.0.0.1"  # and not ::ffff:127.0.0.1
 
 
-def test_it_stops_with_0_and_finishes_what_is_in_flight(start: Start) -> None:
+def test_stop(start: Start) -> None:
+    """On SIGTERM the service finishes requests in flight and exits with 0."""
     service = start()
     idle, streaming = service.connect(), service.connect()
     service.on(idle, "GET", "/actuator/health")

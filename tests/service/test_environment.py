@@ -41,13 +41,15 @@ def test_precedence(tmp_path: Path) -> None:
         Sources(None, {}, {"HEADGATE_TRUSTED_PROXIES": "nope"}).read()
 
 
-def test_what_the_command_line_says_is_not_read_from_the_environment() -> None:
+def test_command_line_first() -> None:
+    """A variable is not even read if the command line sets the same."""
     assert Sources(None, {"port": 1003}, {"HEADGATE_PORT": "many"}).read().port == 1003
     with pytest.raises(BadFile, match="HEADGATE_PORT='many'"):
         Sources(None, {"port": None}, {"HEADGATE_PORT": "many"}).read()
 
 
-def test_a_port_of_kubernetes_is_none_of_ours(tmp_path: Path) -> None:
+def test_kubernetes_port(tmp_path: Path) -> None:
+    """`HEADGATE_PORT=tcp://...` of Kubernetes is not a port setting."""
     file = tmp_path / "a.toml"
     file.write_text("port = 1001\n")
     assert Sources(file, {}, KUBERNETES).read().port == 1001
@@ -56,7 +58,8 @@ def test_a_port_of_kubernetes_is_none_of_ours(tmp_path: Path) -> None:
         Sources(None, {}, {"HEADGATE_PORT": "http://x"}).read()
 
 
-def test_a_pod_starts_and_says_nothing_of_kubernetes(start: Start) -> None:
+def test_pod(start: Start) -> None:
+    """In a pod the service starts without warnings about Kubernetes' variables."""
     service = start(environment=KUBERNETES)
     assert service.check("k").status == 200
     assert "warning" not in service.log() and "HEADGATE_" not in service.log()
@@ -67,7 +70,8 @@ def test_a_pod_starts_and_says_nothing_of_kubernetes(start: Start) -> None:
     [(word, True) for word in ("true", "True", "yes", "on", "1")]
     + [(word, False) for word in ("false", "FALSE", "no", "Off", "0", "")],
 )
-def test_a_switch_is_written_as_people_do(text: str, found: bool) -> None:
+def test_switches(text: str, found: bool) -> None:
+    """A switch may be written as yes, on, true or 1."""
     assert Sources(None, {}, {"HEADGATE_LOG_KEYS": text}).read().log_keys is found
 
 
@@ -80,7 +84,8 @@ def test_a_switch_is_written_as_people_do(text: str, found: bool) -> None:
         ("HOST", "", None),
     ],
 )
-def test_a_wrong_value_is_named_with_a_right_one(name: str, text: str, says: Any) -> None:
+def test_wrong_value(name: str, text: str, says: Any) -> None:
+    """A wrong value is named together with what would be right."""
     sources = Sources(None, {}, {f"HEADGATE_{name}": text})
     if says is None:
         assert sources.read().host == "127.0.0.1"  # empty is as good as not set
@@ -90,7 +95,8 @@ def test_a_wrong_value_is_named_with_a_right_one(name: str, text: str, says: Any
     assert says in str(caught.value)
 
 
-def test_a_name_that_nobody_reads_is_told_of(start: Start, tmp_path: Path) -> None:
+def test_unknown_variable(start: Start, tmp_path: Path) -> None:
+    """A variable that looks like a setting and is not one is warned of."""
     names = {"HEADGATE_PROT": "9", "HEADGATE_LOGKEYS": "1", "HEADGATE_QUITE_ANOTHER": "x", "HEADGATE_ADMIN_TOKEN": "t"}
     said = [
         "HEADGATE_LOGKEYS is not a setting and has no effect; did you mean HEADGATE_LOG_KEYS?",

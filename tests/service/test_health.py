@@ -56,7 +56,8 @@ def test_no_password_is_shown(start: Start) -> None:
     assert "hunter2" not in service.log() and "redis://***@127.0.0.1:1/0" in service.log()
 
 
-def test_not_ready_when_the_default_is_to_deny(start: Start) -> None:
+def test_ready_when_deny(start: Start) -> None:
+    """With `deny` as the default, the service is not ready while the store is down."""
     service = start("--store", "redis://127.0.0.1:1/0", config="[rules.default]\non_store_error='deny'\n")
     for _ in range(5):
         answer = service.check("k")
@@ -65,11 +66,12 @@ def test_not_ready_when_the_default_is_to_deny(start: Start) -> None:
 
 
 @pytest.mark.parametrize("policy", ["deny", "raise"])
-def test_a_fresh_one_that_would_refuse_everybody_is_not_ready(start: Start, mortal_server: Server, policy: str) -> None:
+def test_ready_fresh(start: Start, mortal_server: Server, policy: str) -> None:
+    """A fresh instance whose default is to refuse asks the store before it says that it is ready."""
     config = f"[rules.default]\non_store_error='{policy}'\n"
     service = start("--store", mortal_server.patient_url, config=config)
     eventually(lambda: service.get("/actuator/health/readiness").json == {"status": "UP"}, "to be ready")
-    mortal_server.kill()  # and nobody makes a check, by which it could be noticed
+    mortal_server.kill()  # no check is made by which the service could notice it
     eventually(lambda: service.get("/actuator/health/readiness").status == 503, "not to be ready")
     assert service.get("/actuator/health/readiness").json == {"status": "OUT_OF_SERVICE"}
     assert service.get("/actuator/health/liveness").status == 200
@@ -103,7 +105,8 @@ def test_the_page(service: Service) -> None:
     assert script.status == 200 and script.headers["content-type"].startswith("text/javascript")
 
 
-def test_debug_logs_decisions_without_the_key(start: Start) -> None:
+def test_debug_log(start: Start) -> None:
+    """The debug log has every decision, with a digest in place of the key."""
     service = start("--log-level", "debug", "--log-format", "json")
     service.check("somebody@example.com", permits=100)
     service.check("somebody@example.com", permits=100)

@@ -1,4 +1,4 @@
-"""Requests that nobody sends by accident: refused, cheaply, and nobody else notices."""
+"""Hostile requests: refused at little cost, while other clients are served."""
 
 import json
 import socket
@@ -76,7 +76,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused_and_nobody_else_notices(service: Service, key: str, what: str) -> None:
+def test_refused(service: Service, key: str, what: str) -> None:
+    """A hostile request is refused, and the next client is served."""
     found = raw(service, REFUSED[what])
     assert found == b"" or found.startswith(b"HTTP/1.1 4"), found[:200]
     head, _, body = found.partition(b"\r\n\r\n")
@@ -88,7 +89,8 @@ def test_refused_and_nobody_else_notices(service: Service, key: str, what: str) 
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_a_key_that_comes_back_or_is_refused(service: Service, text: str) -> None:
+def test_any_key(service: Service, text: str) -> None:
+    """Any text is either refused or comes back as the key."""
     try:
         check_key(text)
     except InvalidKey:
@@ -112,7 +114,8 @@ def test_any_json_is_answered(service: Service, value: object) -> None:
             assert service.ask("POST", f"{API}/{path}", body=body).status in (200, 400, 429)
 
 
-def test_a_body_is_read_as_far_as_it_may_be(service: Service) -> None:
+def test_long_body(service: Service) -> None:
+    """A body is read up to the limit; a longer one is a 413."""
     head = b"POST " + CHECK + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     found = raw(service, head + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 20 + b"0\r\n\r\n")
     assert found == b"" or found.startswith(b"HTTP/1.1 413"), found[:200]
@@ -164,7 +167,8 @@ def test_half_a_body_is_none(service: Service, key: str, what: str) -> None:
     [(b"", b"\r\n"), (b"Trailer: Digest\r\n", b"Digest: x\r\n\r\n")],
     ids=["plain", "with trailers"],
 )
-def test_a_body_in_chunks_is_whole_with_the_last(service: Service, key: str, headers: bytes, end: bytes) -> None:
+def test_chunks(service: Service, key: str, headers: bytes, end: bytes) -> None:
+    """A chunked body counts once its last chunk has come."""
     chunks = b'7\r\n{"permi\r\n7\r\nts": 2}\r\n0\r\n' + end
     for number, part in enumerate((chunks, chunks[:9], chunks[:20])):  # at once, and in two pieces
         with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
@@ -176,7 +180,7 @@ def test_a_body_in_chunks_is_whole_with_the_last(service: Service, key: str, hea
         assert service.remaining(f"{key}-{number}", algorithm="SLIDING_WINDOW", permits=0).json["remaining"] == 98
 
 
-def test_who_sends_nothing_is_let_go(service: Service, key: str) -> None:
+def test_silent_clients(service: Service, key: str) -> None:
     """A body has ten seconds, and so has a head, and a connection until its first byte."""
     silent = {
         "no byte": b"",
@@ -206,7 +210,8 @@ def test_a_long_query_is_refused_as_one(service: Service) -> None:
         assert answer.status == 414 and "8192" in answer.problem
 
 
-def test_a_batch_of_too_many_is_refused_before_it_is_read(service: Service, key: str) -> None:
+def test_long_batch(service: Service, key: str) -> None:
+    """A batch of too many checks is refused before it is parsed."""
     answer = service.ask("POST", f"{API}/check/batch", body=b"[" + b"{}," * 340_000 + b"{}]")
     assert answer.status == 400 and "at most 1000" in answer.problem
     braces = [{"key": key + '{{{"' + str(i), "permits": 1} for i in range(1000)]
@@ -232,12 +237,14 @@ def test_objects_are_counted_in_any_text(text: bytes, more: int) -> None:
 @pytest.mark.parametrize(
     "query, sent", [("permits=1", {"permits": 1}), ("wait=0", {"wait": 0}), ("key=a", {"key": "a"})]
 )
-def test_what_is_in_the_query_and_in_the_body_is_refused(service: Service, query: str, sent: dict[str, object]) -> None:
+def test_query_and_body(service: Service, query: str, sent: dict[str, object]) -> None:
+    """A parameter in the query and in the body is refused."""
     answer = service.ask("POST", f"{API}/check", query, sent)
     assert answer.status == 400 and "give it once" in answer.problem
 
 
-def test_keys_are_not_logged_by_what_refuses_them(start: Start) -> None:
+def test_refused_keys_in_log(start: Start) -> None:
+    """The log of a refusal does not show the key."""
     service = start("--log-level", "DEBUG")
     assert service.check("k", rule="hush" * 30).status == 400
     assert service.check("k", permits="it's \"hush").status == 400
@@ -264,7 +271,8 @@ def test_odd_headers_change_nothing(service: Service, key: str, what: str) -> No
     assert service.check(key).status == 200
 
 
-def test_odd_headers_of_a_trusted_proxy_with_tokens(start: Start) -> None:
+def test_odd_proxy_headers(start: Start) -> None:
+    """Malformed headers of a trusted proxy are answered, and cause no error."""
     service = start(
         environment={"HEADGATE_ADMIN_TOKEN": "t", "HEADGATE_TRUSTED_PROXIES": "127.0.0.1", "HEADGATE_CHECK_TOKEN": "c"},
         config="[rules.h]\nquotas = '1/s'\nkey = ['header:X-Api-Key']\n",
@@ -280,7 +288,8 @@ def test_odd_headers_of_a_trusted_proxy_with_tokens(start: Start) -> None:
     assert "Traceback" not in service.log()
 
 
-def test_slow_heads_hold_nobody_up(service: Service, key: str) -> None:
+def test_slow_heads(service: Service, key: str) -> None:
+    """Clients that send their head slowly do not delay others."""
     slow = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(100)]
     try:
         for connection in slow:
@@ -292,7 +301,8 @@ def test_slow_heads_hold_nobody_up(service: Service, key: str) -> None:
             connection.close()
 
 
-def test_a_flood_of_keys_is_bounded_and_frees_nobody(start: Start) -> None:
+def test_flood_of_keys(start: Start) -> None:
+    """A flood of keys stays within the bound, and a key at its limit stays limited."""
     service = start(config="max_keys = 2000\n")
     service.check("greedy", algorithm="SLIDING_WINDOW", permits=100)
     connection = service.connect()
@@ -305,7 +315,8 @@ def test_a_flood_of_keys_is_bounded_and_frees_nobody(start: Start) -> None:
     assert service.get("/actuator/health").json["components"]["store"]["keys"] <= 2000
 
 
-def test_a_flood_of_denials_is_bounded(start: Start) -> None:
+def test_flood_of_denials(start: Start) -> None:
+    """A flood of denied keys stays within the bound."""
     service = start(config="[rules.tiny]\nquotas = '1/hour'\n")
     connection = service.connect()
     for i in range(5):

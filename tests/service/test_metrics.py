@@ -27,7 +27,8 @@ def counted() -> Iterator[Service]:
     service.forget()
 
 
-def test_every_series_is_there_from_the_start(start: Start) -> None:
+def test_all_series(start: Start) -> None:
+    """Every series exists from the start."""
     found = start().metrics()
     for name in NAMES:
         for allowed in ("true", "false"):
@@ -68,7 +69,8 @@ def test_both_paths_are_the_same(counted: Service) -> None:
 
 @pytest.mark.usefixtures("within_a_minute")
 @pytest.mark.parametrize("name", NAMES)
-def test_checks_are_counted_by_algorithm_and_outcome(counted: Service, key: str, name: str) -> None:
+def test_requests_total(counted: Service, key: str, name: str) -> None:
+    """Checks are counted by algorithm and outcome."""
     before = counted.metrics()
     counted.check(key, algorithm=name, permits=100)
     counted.check(key, algorithm=name, permits=100)
@@ -145,14 +147,15 @@ def test_two_workers_count_every_request(start: Start) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for _ in range(6):  # whoever answers
+    for _ in range(6):  # whichever worker answers
         found = service.metrics()
         counted = found[REQUESTS.format("GCRA", "true")] + found[REQUESTS.format("GCRA", "false")]
         assert counted == 60
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
-def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> None:
+def test_counts_survive(start: Start) -> None:
+    """The counts of a worker that died stay, and a new worker goes on."""
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
     for _ in range(20):
@@ -172,7 +175,8 @@ def test_a_worker_that_dies_is_replaced_and_its_counts_stay(start: Start) -> Non
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
-def test_workers_do_not_outlive_the_main_process(start: Start) -> None:
+def test_orphans(start: Start) -> None:
+    """Workers end with the main process."""
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
     workers = service.workers()

@@ -48,7 +48,8 @@ class Load:
         assert not self.errors
 
 
-def test_two_instances_admit_the_limit_and_not_one_more(start: Start, redis_server: Server) -> None:
+def test_two_instances(start: Start, redis_server: Server) -> None:
+    """Two instances on one Redis admit the limit and not one more."""
     rules = "[rules.shared]\nquotas = '300/hour'\nalgorithm = 'sliding_window'\n"
     one, other = (start("--store", redis_server.patient_url, config=rules) for _ in range(2))
     load = Load(one, other, query="rule=shared&key=k")
@@ -70,7 +71,8 @@ def test_never_above_the_rate(start: Start, redis_server: Server) -> None:
     assert {answer.status for answer in answers} == {200, 429}
 
 
-def test_redis_dies_under_load_and_comes_back(start: Start, mortal_server: Server) -> None:
+def test_redis_outage(start: Start, mortal_server: Server) -> None:
+    """The service answers while Redis is down, and uses it again when it is back."""
     service = start("--store", f"{mortal_server.bare_url}?timeout=1")
     load = Load(service, query="key=k&algorithm=FIXED_WINDOW", clients=4)
     load.until(lambda: len(load.answers) > 50, "traffic")
@@ -95,9 +97,8 @@ def test_redis_dies_under_load_and_comes_back(start: Start, mortal_server: Serve
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
-def test_a_reset_that_did_not_happen_is_none_and_counters_outlive_their_worker(
-    start: Start, mortal_server: Server
-) -> None:
+def test_reset_without_redis(start: Start, mortal_server: Server) -> None:
+    """A reset that Redis did not make is a 503; counters outlive their worker."""
     service = start("--store", f"{mortal_server.bare_url}?timeout=1")
     assert service.reset("k").status == 200
     mortal_server.kill()

@@ -88,7 +88,8 @@ class TestRules:
         assert ruled.reset(f"{key}|198.51.100.1", rule="login").status == 200
         assert ruled.remaining(key, here, rule="login", permits=0).json["remaining"] == 3
 
-    def test_reset_takes_the_query_of_a_check(self, ruled: Service, key: str) -> None:
+    def test_reset_by_query(self, ruled: Service, key: str) -> None:
+        """A reset takes the query of a check."""
         for given in (key, f"{key}|%", f"{key}|b", "k" * 240):  # one with a bar could be a key as answers show it
             shown = ruled.check(given, rule="login").json["key"]
             assert ruled.remaining(given, rule="login", permits=0).json["remaining"] == 2
@@ -97,7 +98,8 @@ class TestRules:
             assert shown.endswith("|127.0.0.1")
         assert ruled.reset(key, rule="login").json["key"] == f"{key}|127.0.0.1"
 
-    def test_reset_takes_a_key_as_answers_show_it(self, ruled: Service) -> None:
+    def test_reset_by_joined_key(self, ruled: Service) -> None:
+        """A reset takes a joined key as answers show it."""
         elsewhere = {"x-forwarded-for": "198.51.100.9"}
         for given in ("a", "a|b", "k" * 242):  # the last has no room for another address behind it
             shown = ruled.check(given, elsewhere, rule="login").json["key"]
@@ -129,7 +131,7 @@ class TestRules:
         assert ruled.check("anybody", rule="api").json["limit"] == 10
         assert ruled.check("vip", rule="api").json["limit"] == 20
         assert ruled.check("gold one", rule="api").json["limit"] == 50
-        ruled.reset("vip", {"x-forwarded-for": "192.0.2.77"}, rule="api")  # where somebody sits who is exempt
+        ruled.reset("vip", {"x-forwarded-for": "192.0.2.77"}, rule="api")  # the address of an exempt client
         assert ruled.remaining("vip", rule="api", permits=0).json["remaining"] == 20
 
     def test_exempt_keys_and_networks(self, ruled: Service) -> None:
@@ -160,7 +162,8 @@ class TestRules:
             assert answer.status == 400
             assert "permits must be at most 2: 3 at a cost of 4 each are 12, above the capacity of 10" in answer.problem
 
-    def test_shadow_always_allows_and_says_so(self, ruled: Service, key: str) -> None:
+    def test_shadow(self, ruled: Service, key: str) -> None:
+        """A shadow rule always allows, and says that it would have denied."""
         before = ruled.metrics()['rate_limiter_shadow_denied_total{rule="try-out",algorithm="GCRA"}']
         answers = [ruled.check(key, rule="try-out") for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 200]
@@ -176,7 +179,8 @@ class TestRules:
         assert time.monotonic() - began < 20
         assert ruled.check(key, rule="try-out", wait="long").status == 400
 
-    def test_a_table_of_one_kind_is_for_that_kind(self, ruled: Service, key: str) -> None:
+    def test_quotas_of_one_kind(self, ruled: Service, key: str) -> None:
+        """A table of quotas with one kind is for algorithms of that kind."""
         assert ruled.check(key, rule="half", algorithm="GCRA").json["limit"] == 5
         answer = ruled.check(key, rule="half", algorithm="FIXED_WINDOW")
         assert answer.status == 400 and "no window" in answer.problem
@@ -190,7 +194,8 @@ class TestRules:
         assert [one["rule"] for one in answer.json] == ["report", "api", "try-out"]
         assert answer.json[1]["exempt"] is True and answer.json[0]["remaining"] == 6
 
-    def test_an_override_with_a_burst_fits_no_window(self, start: Start) -> None:
+    def test_override_burst(self, start: Start) -> None:
+        """An override with a burst is refused under a window algorithm."""
         service = start(config="[rules.default]\noverrides = { vip = '1/second burst 7' }\n")
         assert service.check("vip").json["limit"] == 7
         assert service.check("vip", algorithm="GCRA").json["limit"] == 7
@@ -260,7 +265,8 @@ BAD_TOML = [
 
 
 @pytest.mark.parametrize("text, line, says", BAD_TOML, ids=[text[-30:] for text, _, _ in BAD_TOML])
-def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int, says: str) -> None:
+def test_bad_file(tmp_path: Path, text: str, line: int, says: str) -> None:
+    """A bad file is refused with the line of the error."""
     file = tmp_path / "bad.toml"
     file.write_text(text)
     with pytest.raises(BadFile) as caught:
@@ -306,12 +312,13 @@ def test_the_example_is_a_good_file() -> None:
     assert len(settings.rules) >= 3
 
 
-# what a file looks like when somebody has begun to write it
+# what a file looks like while it is being written
 EMPTIED = ["", "# to be written\n", "[rules.b]\nquotas = '1/s'\n"]
 
 
 class TestReload:
-    def test_on_sighup_and_when_the_file_changes(self, start: Start) -> None:
+    def test_reload(self, start: Start) -> None:
+        """The file is read again on SIGHUP and after a change."""
         service = start(config="[rules.a]\nquotas = '10/minute'\nalgorithm = 'fixed_window'\n")
         assert service.check("k", rule="a").json["limit"] == 10
         service.config.write_text("[rules.a]\nquotas = '20/minute'\nalgorithm = 'fixed_window'\n")
@@ -323,7 +330,8 @@ class TestReload:
         assert service.metrics()["rate_limiter_config_reload_success"] == 1
         assert service.check("k2").status == 200
 
-    def test_state_is_kept_where_the_rule_is_the_same(self, start: Start) -> None:
+    def test_reload_state(self, start: Start) -> None:
+        """A reload keeps the state of rules that did not change."""
         text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'sliding_window'\n"
         service = start(config=text)
         service.check("k", rule="a", permits=4)
@@ -331,7 +339,8 @@ class TestReload:
         eventually(lambda: service.check("k", rule="b").status in (200, 429), "the new rule")
         assert service.remaining("k", rule="a", permits=0).json["remaining"] == 6
 
-    def test_a_bad_file_changes_nothing_but_log_and_metric(self, start: Start) -> None:
+    def test_reload_bad_file(self, start: Start) -> None:
+        """A bad new file changes nothing but the log and a metric."""
         service = start(config="[rules.a]\nquotas = '10/minute'\n")
         service.config.write_text("\n[rules.a]\nquotas = 'nonsense'\n")
         eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
@@ -343,7 +352,8 @@ class TestReload:
         assert service.check("k", rule="a").json["limit"] == 11
 
     @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
-    def test_a_worker_that_takes_the_place_of_another_has_the_new_rules(self, start: Start) -> None:
+    def test_replaced_worker(self, start: Start) -> None:
+        """A worker that replaces another has the newest good rules."""
         service = start(config="[rules.a]\nquotas = '10/minute'\n")
         service.config.write_text("[rules.a]\nquotas = '20/minute'\n")
         eventually(lambda: service.check("k", rule="a").json["limit"] == 20, "the new quota")
@@ -368,9 +378,8 @@ class TestReload:
         assert limit() == 20
 
     @pytest.mark.parametrize("how", [signal.SIGHUP, None])
-    def test_a_file_that_is_being_written_neither_opens_the_api_nor_drops_the_rules(
-        self, start: Start, how: signal.Signals | None
-    ) -> None:
+    def test_half_written_file(self, start: Start, how: signal.Signals | None) -> None:
+        """A half-written file neither opens the API nor drops the rules."""
         rules = "[rules.a]\nquotas = '10/minute'\n"
         service = start(config=f"[[tokens]]\nscope = 'check'\nsha256 = '{hashlib.sha256(b't').hexdigest()}'\n{rules}")
         failures = 'rate_limiter_config_reloads_total{result="failure"}'
@@ -384,7 +393,8 @@ class TestReload:
             assert service.check("k", known, rule="a").status == 200
         assert service.metrics()["rate_limiter_config_reload_success"] == 0
 
-    def test_a_file_is_taken_once_nobody_writes_to_it(self) -> None:
+    def test_file_watch(self) -> None:
+        """A changed file is read once it has stayed the same for a second."""
         one, two, three = (1, 0, 1), (2, 10, 1), (3, 20, 1)
         watch = FileWatch(one)
         looks = [one, two, three, three, three, None, two, two, two]

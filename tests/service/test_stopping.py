@@ -15,9 +15,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for worke
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_everybody_stops_it_as_one_to_the_main_process_does(
-    start: Start, number: signal.Signals, workers: str
-) -> None:
+def test_signal_to_group(start: Start, number: signal.Signals, workers: str) -> None:
+    """A signal to the whole process group stops the service as one to the main process does."""
     service = start("--workers", workers)
     eventually(lambda: len(service.workers()) == int(workers), "all have been started")
     children = service.workers()
@@ -27,8 +26,8 @@ def test_a_signal_to_everybody_stops_it_as_one_to_the_main_process_does(
     assert not any(runs(child) for child in children)
 
 
-def test_a_worker_that_was_told_to_stop_as_well_has_not_failed(start: Start) -> None:
-    """As systemd does it when it signals everybody in the group of its own."""
+def test_worker_stopped_too(start: Start) -> None:
+    """A worker that gets SIGTERM as well, as from systemd, has not failed."""
     service = start()
     [child] = service.workers()
     service.signal(signal.SIGTERM)
@@ -39,8 +38,8 @@ def test_a_worker_that_was_told_to_stop_as_well_has_not_failed(start: Start) -> 
     assert service.process.wait(60) == 0
 
 
-def test_a_worker_that_stopped_before_the_main_process_heard_of_it_has_not_failed(start: Start) -> None:
-    """The same on a busy machine: the main process gets no turn until its worker is gone."""
+def test_worker_stopped_first(start: Start) -> None:
+    """A worker that stops before the main process has run again has not failed."""
     service = start()
     [child] = service.workers()
     service.signal(signal.SIGSTOP)
@@ -51,7 +50,8 @@ def test_a_worker_that_stopped_before_the_main_process_heard_of_it_has_not_faile
     assert service.process.wait(60) == 0
 
 
-def test_a_worker_that_dies_again_and_again_leaves_the_other_alone(start: Start) -> None:
+def test_worker_dies_repeatedly(start: Start) -> None:
+    """A worker that dies repeatedly is replaced, and the other one stays."""
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both at work")
     healthy, victim = service.workers()
@@ -64,7 +64,8 @@ def test_a_worker_that_dies_again_and_again_leaves_the_other_alone(start: Start)
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both at work")
 
 
-def test_it_may_be_told_again_and_again_until_it_is_gone(start: Start) -> None:
+def test_many_signals(start: Start) -> None:
+    """SIGTERM may be sent many times; the exit code is 0."""
     for _ in range(3):
         service = start()
         deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""Tokens: who may check, read and reset."""
+"""Tokens: which of them may check, read and reset."""
 
 import hashlib
 
@@ -14,12 +14,14 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def test_without_tokens_everything_is_open(service: Service, key: str) -> None:
+def test_no_tokens(service: Service, key: str) -> None:
+    """Without tokens every client may do everything."""
     assert service.reset(key).status == 200
     assert service.check(key, bearer("whatever")).status == 200
 
 
-def test_an_admin_token_alone_guards_reset_only(start: Start) -> None:
+def test_admin_token_alone(start: Start) -> None:
+    """An admin token alone guards reset; checks stay open."""
     service = start(environment={"HEADGATE_ADMIN_TOKEN": "first,second"})
     assert service.check("a").status == 200
     assert service.remaining("a").status == 200
@@ -39,7 +41,7 @@ def test_scopes(start: Start) -> None:
         environment={"HEADGATE_CHECK_TOKEN": "c", "HEADGATE_READ_TOKEN": "r", "HEADGATE_ADMIN_TOKEN": "a"},
         config=f"[[tokens]]\nscope = 'check'\nsha256 = '{secret}'\n",
     )
-    table = {  # who gets what at check, remaining, reset, metrics
+    table = {  # the status of check, remaining, reset and metrics for each token
         "": (401, 401, 401, 401),
         "x": (401, 401, 401, 401),
         "r": (403, 200, 403, 200),
@@ -86,7 +88,8 @@ class Headers:
         return key == "authorization"
 
 
-def test_odd_tokens_are_refused_not_an_error() -> None:
+def test_odd_tokens() -> None:
+    """A malformed Authorization header is refused and raises nothing else."""
     tokens = Tokens([(digest("é"), "admin")])
     tokens.demand("admin", Headers("bearer  é "))
     for odd in ("", "Bearer", "Bearer ", "Bearer \udcff", "Bearer é é", "é"):

@@ -1,4 +1,4 @@
-"""A service of our own: a real process on a free loopback port, asked over real sockets, stopped by process id."""
+"""The service as a real process on a free loopback port, asked over real sockets, stopped by process id."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def problem(self) -> str:
-        """What a problem says; fails if this is none."""
+        """The detail of a problem; fails if the answer is not one."""
         assert self.headers["content-type"] == "application/problem+json", (self.status, self.body)
         assert self.json["status"] == self.status
         detail: str = self.json["detail"]
@@ -43,7 +43,7 @@ class Answer:
 
 
 class Service:
-    """A running service. *environment* is all that it sees of ours that begins with HEADGATE_."""
+    """A running service. Of the variables that begin with HEADGATE_ it sees only those in *environment*."""
 
     def __init__(
         self, *arguments: str, environment: Mapping[str, str] | None = None, config: str = "", suffix: str = ".toml"
@@ -58,7 +58,7 @@ class Service:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
         self._environment = inherited | dict(environment or {})
         self._log = (self.folder / "log").open("wb")
-        for _ in range(3):  # somebody else may take the free port first
+        for _ in range(3):  # another process may take the free port first
             self.port = free_port()
             self.process = self._spawn(["serve", "--port", str(self.port), *arguments])
             if self._listens():
@@ -84,9 +84,12 @@ class Service:
         deadline = time.monotonic() + START
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                return self.get("/actuator/health/liveness").status == 200
+                # the banner comes after the port was found free: without it, another process answers on that port
+                if "  serving  " in self.log() and self.get("/actuator/health/liveness").status == 200:
+                    return True
             except (OSError, http.client.HTTPException):
-                time.sleep(0.02)
+                pass
+            time.sleep(0.02)
         return False
 
     def log(self) -> str:
@@ -143,7 +146,7 @@ class Service:
         return {name: float(value) for name, _, value in pairs}
 
     def take_turns(self) -> None:
-        """Let it do what it was told before, and has not answered: it takes up what comes in turn."""
+        """Let the service finish requests that were sent before and get no answer: it serves requests in order."""
         for _ in range(20):
             assert self.get("/actuator/health/liveness").status == 200
 
@@ -168,7 +171,7 @@ class Service:
             self._log.close()
 
     def forget(self) -> None:
-        """Stop it and remove what it left."""
+        """Stop it and remove its folder."""
         self.stop()
         self._folder.cleanup()
 
@@ -187,7 +190,7 @@ def headgate(*arguments: str, folder: Path, environment: Mapping[str, str] | Non
 
 
 def runs(pid: int) -> bool:
-    """Whether a process does, and is not a corpse that nobody has fetched (Linux)."""
+    """Whether a process runs; a zombie does not (Linux)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -58,7 +58,8 @@ def test_charts_move_with_the_traffic(start: Start, look: Open) -> None:
     assert page.text("#store-state") == "Healthy" and page.text("#store-note") == "memory"
 
 
-def test_the_first_ten_requests_can_come_from_the_page(start: Start, look: Open) -> None:
+def test_first_requests(start: Start, look: Open) -> None:
+    """The page itself can send the first ten requests."""
     service = start()
     page = look(service)
     page.click("#send-some")
@@ -99,7 +100,8 @@ def give(page: Page, token: str) -> None:
     page.key("Enter", 13, "\r")
 
 
-def test_a_lost_connection_is_said_and_found_again(start: Start, look: Open, tmp_path: Path) -> None:
+def test_reconnect(start: Start, look: Open, tmp_path: Path) -> None:
+    """The page says that the connection is lost, and connects again."""
     service = start()
     page = look(service)
     service.stop()
@@ -122,7 +124,8 @@ def test_a_store_that_is_down_is_said(start: Start, look: Open, mortal_server: S
     page.until("document.querySelector('#notice').hidden")
 
 
-def test_it_fits_screens_from_a_phone_to_a_wall(service: Service, look: Open) -> None:
+def test_screens(service: Service, look: Open) -> None:
+    """The page fits narrow and wide screens."""
     page = look(service)
     for width, phone in ((320, True), (390, True), (768, False), (1200, False), (2560, False)):
         page.screen(width=width, height=800, phone=phone)
@@ -136,7 +139,8 @@ def test_light_and_dark(service: Service, look: Open) -> None:
         assert page.value("getComputedStyle(document.body).backgroundColor") == ground
 
 
-def test_everything_has_a_name_for_a_screen_reader(service: Service, look: Open) -> None:
+def test_accessible_names(service: Service, look: Open) -> None:
+    """Every control has a name for a screen reader."""
     page = look(service)
     named = {"button", "link", "textbox", "spinbutton", "radio", "image", "dialog", "group", "region", "table"}
     nameless = [

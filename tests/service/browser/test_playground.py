@@ -69,7 +69,8 @@ def test_after_the_countdown_it_allows(service: Service, look: Open) -> None:
     send(page, allowed + 1, denied)
 
 
-def test_holding_keeps_sending_and_letting_go_stops(service: Service, look: Open) -> None:
+def test_hold(service: Service, look: Open) -> None:
+    """A held button keeps sending; letting go stops it."""
     page = look(service)
     take(page, "TOKEN_BUCKET", "5/30d")
     page.press("#send")
@@ -81,7 +82,8 @@ def test_holding_keeps_sending_and_letting_go_stops(service: Service, look: Open
     eventually(lambda: page.value(later) == page.value(later), "nothing is sent any more")
 
 
-def test_it_works_from_the_keyboard_and_by_voice(service: Service, look: Open) -> None:
+def test_keyboard(service: Service, look: Open) -> None:
+    """The button works from the keyboard and by a click without a pointer."""
     page = look(service)
     take(page, "GCRA", "9/30d")
     page.value("document.querySelector('#send').focus()")
@@ -94,7 +96,8 @@ def test_it_works_from_the_keyboard_and_by_voice(service: Service, look: Open) -
     assert "left" in page.text("#spoken") or "Allowed" in page.text("#spoken")
 
 
-def test_a_bad_quota_is_explained_and_can_be_put_right(service: Service, look: Open) -> None:
+def test_bad_quota(service: Service, look: Open) -> None:
+    """A bad quota is explained and can be corrected."""
     page = look(service)
     page.type("#quota", "lots/week")
     page.until("document.querySelector('#quota').getAttribute('aria-invalid') === 'true'")
@@ -157,9 +160,8 @@ def two_workers() -> Iterator[Service]:
     service.forget()
 
 
-def test_with_several_workers_it_says_that_each_plays_for_itself(
-    service: Service, two_workers: Service, look: Open
-) -> None:
+def test_several_workers(service: Service, two_workers: Service, look: Open) -> None:
+    """With several workers the page says that each counts for itself."""
     page = look(service)
     take(page, "GCRA", "7/30d")
     assert page.value("document.querySelector('#playground-note').checkVisibility()") is False

@@ -57,11 +57,12 @@ def test_the_rules_of_compose_are_valid(tmp_path: Path) -> None:
     validate((DEPLOY / "headgate.toml").read_text(), tmp_path)
 
 
-def test_the_rules_of_kubernetes_are_valid(tmp_path: Path) -> None:
+def test_kubernetes_rules(tmp_path: Path) -> None:
+    """The rules in the ConfigMap are valid settings."""
     validate(of_kind("ConfigMap")["data"]["headgate.toml"], tmp_path)
 
 
-def test_every_command_line_is_one_that_headgate_knows(tmp_path: Path) -> None:
+def test_command_lines(tmp_path: Path) -> None:
     """Each is run with a file that is not there, and refused for that: everything else was understood."""
     docker = json.loads(dict(instructions())["CMD"])
     unit = re.search(r"^ExecStart=\S+/headgate (.+)$", UNIT, re.MULTILINE)
@@ -74,7 +75,8 @@ def test_every_command_line_is_one_that_headgate_knows(tmp_path: Path) -> None:
         assert ran.returncode not in (0, 2) and "no-such-file.toml" in ran.stderr, (words, ran.returncode, ran.stderr)
 
 
-def test_every_address_that_is_probed_answers(service: Service) -> None:
+def test_probes(service: Service) -> None:
+    """Every path that a manifest probes answers."""
     healthcheck = re.search(r"http://127\.0\.0\.1:8080(/\S+?)'", DOCKERFILE)
     assert healthcheck is not None
     probes = [container()[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
@@ -94,7 +96,8 @@ def test_the_image_is_small_and_not_root() -> None:
     assert last["EXPOSE"] == PORT
 
 
-def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
+def test_image_files() -> None:
+    """Every file that the image copies exists and is not ignored."""
     kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY" and not rest.startswith("--from")]
     assert copied
@@ -103,7 +106,8 @@ def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
             assert (HOUSE / name).exists() and name in kept, name
 
 
-def test_everything_that_compose_mounts_is_there() -> None:
+def test_compose_mounts() -> None:
+    """Every file that compose mounts exists."""
     services = COMPOSE["services"]
     assert set(services) == {"headgate", "redis", "prometheus", "grafana"}
     for name, service in services.items():
@@ -117,7 +121,8 @@ def test_everything_that_compose_mounts_is_there() -> None:
     assert (DEPLOY / build["context"]).resolve() == HOUSE and (HOUSE / build["dockerfile"]).exists()
 
 
-def test_compose_wires_the_services_to_each_other() -> None:
+def test_compose_wiring() -> None:
+    """The services of compose name each other's addresses correctly."""
     services = COMPOSE["services"]
     assert services["headgate"]["environment"]["HEADGATE_STORE"].startswith("redis://redis:")
     prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
@@ -156,7 +161,7 @@ def test_kubernetes_names_fit_together() -> None:
     assert {*listed, "kustomization.yaml"} == files
 
 
-def test_kubernetes_adds_no_settings_of_its_own() -> None:
+def test_kubernetes_variables() -> None:
     """A Service called headgate would else be told to the pod as HEADGATE_PORT=tcp://..., among others."""
     assert of_kind("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
@@ -209,7 +214,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert ran.returncode == 0 and "headgate.service" not in ran.stderr, ran.stderr
 
 
-def test_systemd_finds_the_unit_well_locked_up(tmp_path: Path) -> None:
+def test_systemd_security(tmp_path: Path) -> None:
+    """systemd-analyze rates the unit as well confined."""
     analyze = linter("systemd-analyze", "it comes with systemd")
     if "--offline" not in lint(analyze, "--help").stdout:
         pytest.skip("this systemd-analyze is too old to judge a file")
@@ -231,7 +237,8 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_manifests_follow_the_schemas_of_kubernetes() -> None:
+def test_kubernetes_schemas() -> None:
+    """The manifests are valid by the schemas of Kubernetes."""
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     for manifest in KUBERNETES:
         if manifest["kind"] != "Kustomization":

@@ -1,4 +1,4 @@
-"""The nginx example, with the real nginx before a real headgate: who is let through, who is told to wait."""
+"""The nginx example, with the real nginx before a real headgate: which requests are let through, which are told to wait."""
 
 import json
 import subprocess
@@ -133,7 +133,8 @@ def behind(
         yield Behind(service, f"http://127.0.0.1:{front}", tmp_path)
 
 
-def test_each_request_spends_one_and_the_sixth_is_told_to_wait(behind: Behind) -> None:
+def test_limit_through_nginx(behind: Behind) -> None:
+    """Each request spends one permit; the sixth is a 429 with Retry-After."""
     ways = [("GET", None), ("POST", b"hello"), ("HEAD", None), ("GET", None), ("POST", b"again")]
     for left, (method, body) in zip(range(LIMIT - 1, -1, -1), ways, strict=True):
         answer = behind.get(method=method, body=body)
@@ -157,7 +158,8 @@ def test_a_client_cannot_choose_its_key(behind: Behind) -> None:
     assert behind.get("/?key=other", headers={"X-Forwarded-For": "6.6.6.99"}).status == 429
 
 
-def test_the_applications_own_status_stays(behind: Behind) -> None:
+def test_status_passes(behind: Behind) -> None:
+    """nginx passes the application's own status on."""
     for status in (401, 403, 404, 429, 500):
         answer = behind.get(f"/{status}")
         assert (answer.status, answer.body) == (status, b"app:")
@@ -176,7 +178,8 @@ def test_a_location_may_name_a_rule(behind: Behind) -> None:
 
 
 @pytest.mark.parametrize("behind", [{"auth_request /_headgate;": "auth_request /_headgate; deny all;"}], indirect=True)
-def test_a_deny_of_nginx_is_not_overruled(behind: Behind) -> None:
+def test_nginx_deny(behind: Behind) -> None:
+    """A `deny` of nginx holds even if headgate allows the request."""
     assert behind.get().status == 403
 
 
@@ -192,7 +195,8 @@ def test_nor_is_what_nginx_forbids_later(behind: Behind) -> None:
 
 
 @pytest.mark.parametrize("environment", [{"HEADGATE_CHECK_TOKEN": "secret"}])
-def test_a_token_is_for_nginx_to_give_not_for_its_clients(behind: Behind, environment: dict[str, str]) -> None:
+def test_nginx_token(behind: Behind, environment: dict[str, str]) -> None:
+    """The token of a client does not reach headgate: nginx has to send its own."""
     answer = behind.get(headers={"Authorization": "Bearer secret"})
     assert (answer.status, answer.headers["X-RateLimit-Limit"]) == (200, None), "not asked with it, and let through"
     assert "unexpected status: 500" in behind.log
@@ -201,11 +205,13 @@ def test_a_token_is_for_nginx_to_give_not_for_its_clients(behind: Behind, enviro
 @pytest.mark.parametrize(
     "behind", [{'set $headgate_rule "";': "set $headgate_rule unknown;"}], indirect=True, ids=["unknown rule"]
 )
-def test_a_mistake_in_the_set_up_lets_through_and_is_logged(behind: Behind) -> None:
+def test_nginx_mistake(behind: Behind) -> None:
+    """A wrong set-up lets requests through, and nginx logs it."""
     assert behind.get().status == 200
     assert "unexpected status" in behind.log
 
 
-def test_it_is_reachable_only_through_the_front(behind: Behind) -> None:
+def test_nginx_only(behind: Behind) -> None:
+    """The location of the check cannot be reached from outside."""
     assert behind.get("/_headgate").status == 404
     assert behind.remaining() == LIMIT

@@ -74,13 +74,15 @@ def test_rules_are_well_formed() -> None:
 
 
 @with_promtool
-def test_the_configuration_of_compose_is_well_formed() -> None:
+def test_compose_configuration() -> None:
+    """promtool accepts the configuration that compose uses."""
     ran = promtool("check", "config", str(DEPLOY / "prometheus" / "prometheus.yml"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @with_promtool
-def test_alerts_fire_when_they_should_and_only_then() -> None:
+def test_alerts() -> None:
+    """Each alert fires in its scenario and in no other."""
     cases = Path(__file__).with_name("alerts_test.yml")
     ran = promtool("test", "rules", str(cases))
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -165,7 +167,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 @with_prometheus
-def test_the_queries_of_the_specification(prometheus: Prometheus) -> None:
+def test_specified_queries(prometheus: Prometheus) -> None:
+    """The specification's queries have results."""
     denied, p99, asked = (prometheus.until(query) for query in SPECIFIED)
     rates = {row["metric"]["algorithm"]: float(row["value"][1]) for row in denied}
     assert len(rates) == 6, "every known series is there from the start"
@@ -176,7 +179,9 @@ def test_the_queries_of_the_specification(prometheus: Prometheus) -> None:
 
 
 @with_prometheus
-def test_the_counts_are_those_of_the_traffic(prometheus: Prometheus) -> None:
+def test_counts(prometheus: Prometheus) -> None:
+    """Prometheus has the counts of the traffic that was sent."""
+
     def total(labels: str) -> float:
         return float(prometheus.until(f"sum(rate_limiter_rule_requests_total{{{labels}}})")[0]["value"][1])
 
@@ -187,7 +192,8 @@ def test_the_counts_are_those_of_the_traffic(prometheus: Prometheus) -> None:
 
 
 @with_prometheus
-def test_every_panel_of_the_dashboard_has_data(prometheus: Prometheus) -> None:
+def test_dashboard(prometheus: Prometheus) -> None:
+    """Every panel of the dashboard has data."""
     for title, query in panels():
         if any(re.search(rf"\b{name}\b", query) for name in MEMORY_ONLY):
             prometheus.query(query)  # it parses
@@ -198,7 +204,8 @@ def test_every_panel_of_the_dashboard_has_data(prometheus: Prometheus) -> None:
 
 
 @with_prometheus
-def test_every_rule_is_evaluated_and_no_alert_fires(prometheus: Prometheus) -> None:
+def test_no_false_alert(prometheus: Prometheus) -> None:
+    """Prometheus evaluates every rule, and no alert fires in normal operation."""
     prometheus.until("job:rate_limiter_check_seconds:p99_5m")
     groups = json.loads(ask(f"{prometheus.url}/api/v1/rules").body)["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
@@ -208,7 +215,8 @@ def test_every_rule_is_evaluated_and_no_alert_fires(prometheus: Prometheus) -> N
 
 
 @with_prometheus
-def test_every_metric_that_we_ask_for_exists(prometheus: Prometheus) -> None:
+def test_metrics_exist(prometheus: Prometheus) -> None:
+    """Every metric that a rule or a panel names exists."""
     text = prometheus.service.get("/metrics").body.decode()
     known = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE)) | MEMORY_ONLY
     asked = "\n".join([query for _, query in panels()] + [rule["expr"] for rule in alerts() + recorded()])

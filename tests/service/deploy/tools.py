@@ -86,7 +86,7 @@ def fetch(packages: list[str]) -> None:
     for archive in sorted((cache / "archives").glob("*.deb")):
         subprocess.run(["dpkg", "-x", str(archive), str(fresh)], check=True, timeout=TIME_LIMIT)
     fresh.rename(ROOT)
-    shutil.rmtree(KEPT / "apt")  # a few hundred megabytes that nobody reads again
+    shutil.rmtree(KEPT / "apt")  # a few hundred megabytes that are not needed again
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Who is asking: proxies that are trusted are believed as far as they can have seen, everybody else not at all."""
+"""The client's address: the headers of trusted proxies count as far as those can have seen, other headers do not."""
 
 from collections.abc import Mapping
 
@@ -71,14 +71,16 @@ CLIENTS = [
 
 
 @pytest.mark.parametrize("peer, headers, key", CLIENTS)
-def test_the_last_that_somebody_trusted_has_seen(peer: str, headers: Lines, key: str) -> None:
+def test_forwarded(peer: str, headers: Lines, key: str) -> None:
+    """The client is the last address that a trusted proxy has seen."""
     assert ClientIP(TRUSTED, ALL, 64).key(peer, headers) == key
 
 
-def test_without_trusted_proxies_headers_mean_nothing() -> None:
-    nobody = ClientIP([], ALL, 64)
+def test_no_proxies() -> None:
+    """Without trusted proxies no header changes the client."""
+    untrusting = ClientIP([], ALL, 64)
     for peer, headers, _ in CLIENTS:
-        assert nobody.key(peer, headers) == nobody.key(peer, Lines())
+        assert untrusting.key(peer, headers) == untrusting.key(peer, Lines())
 
 
 def test_one_header_can_be_pinned() -> None:
@@ -117,7 +119,8 @@ SPOOFED: list[Mapping[str, str]] = [
 
 
 @pytest.mark.parametrize("headers", SPOOFED, ids=lambda headers: str(headers)[:40])
-def test_spoofed_headers_never_change_the_key(service: Service, headers: Mapping[str, str]) -> None:
+def test_spoofed(service: Service, headers: Mapping[str, str]) -> None:
+    """A header of a peer that is not trusted changes nothing."""
     assert service.remaining(headers=headers).json["key"] == "127.0.0.1"
 
 

@@ -53,13 +53,16 @@ async def read(bodies: BodyReader, sent: Any) -> bytes | int:
         (Sent(bytes(MAX_BODY)), bytes(MAX_BODY)),
     ],
 )
-def test_a_body_is_whole_or_refused(sent: Sent, found: bytes | int) -> None:
+def test_whole_body(sent: Sent, found: bytes | int) -> None:
+    """A body is read as a whole or refused."""
     bodies = BodyReader()
     assert asyncio.run(read(bodies, sent)) == found
     assert bodies.held == 0
 
 
-def test_all_bodies_together_are_bounded() -> None:
+def test_all_bodies() -> None:
+    """The sum of all bodies being read is bounded."""
+
     async def flood() -> list[bytes | int]:
         bodies, more = BodyReader(), asyncio.Event()
         most = MAX_BODIES // MAX_BODY
@@ -75,7 +78,8 @@ def test_all_bodies_together_are_bounded() -> None:
     assert asyncio.run(flood()) == [503, b"a"]
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that does not come in time is a 408."""
     monkeypatch.setattr(request, "BODY_SECONDS", 0.01)
 
     async def stall() -> bytes | int:

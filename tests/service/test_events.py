@@ -30,7 +30,8 @@ def row(event: Any, rule: str, algorithm: str) -> Any:
     return next(one for one in event["rules"] if (one["rule"], one["algorithm"]) == (rule, algorithm))
 
 
-def test_events_tell_what_happened_since_the_last(start: Start) -> None:
+def test_events(start: Start) -> None:
+    """An event has the counts since the last one."""
     service = start("--workers", "2")
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both workers")
     stream = events(service)
@@ -67,7 +68,8 @@ def test_denied_keys(start: Start) -> None:
 
 @pytest.mark.usefixtures("within_a_minute")
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_playground_denies_at_the_right_moment(service: Service, key: str, name: str) -> None:
+def test_playground(service: Service, key: str, name: str) -> None:
+    """The playground denies at the right moment."""
     play = {"session": key, "algorithm": name.upper(), "quota": "3/minute", "permits": 1}
     left = [service.ask("POST", "/playground/check", body=play) for _ in range(4)]
     assert [answer.status for answer in left] == [200] * 4
@@ -82,7 +84,8 @@ def test_the_playground_denies_at_the_right_moment(service: Service, key: str, n
     assert other.json["remaining"] == 3
 
 
-def test_a_playground_of_several_workers_says_so(start: Start, service: Service) -> None:
+def test_playground_workers(start: Start, service: Service) -> None:
+    """The playground of several workers says so."""
     play = {"session": "s", "quota": "3/minute"}
     assert "2 workers" in start("--workers", "2").ask("POST", "/playground/check", body=play).json["note"]
     assert "note" not in service.ask("POST", "/playground/check", body=play).json
@@ -110,7 +113,8 @@ def test_bad_plays(service: Service, change: dict[str, Any], says: str) -> None:
         assert service.get("/playground/peek", play).status == 400
 
 
-def test_the_playground_is_bounded_and_apart(start: Start, key: str) -> None:
+def test_playground_bounds(start: Start, key: str) -> None:
+    """The playground is bounded, and apart from the real limits."""
     service = start()
     connection = service.connect()
     for i in range(1100):
