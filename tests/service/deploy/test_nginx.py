@@ -1,4 +1,4 @@
-"""The nginx example, with the real nginx before a real headgate: which requests are let through, which are told to wait."""
+"""The nginx example, with a real nginx before a real headgate: which requests pass, and which are told to wait."""
 
 import json
 import subprocess
