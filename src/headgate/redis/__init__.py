@@ -1,1 +1,11 @@
-"""Talking to Redis: the script around an algorithm's Lua, the commands as bytes, connections, batches."""
+"""Calls of scripts on a Redis, from threads and from event loops.
+
+backend.py       one rule of a limiter: what its calls do, and the backends for threads and for asyncio
+script.py        the Lua of a limiter and any other, as bytes; resp.py: the bytes of the protocol
+execute.py       how a call is made: breaker, server, retries. A plan that the executors drive
+sync_client.py   SyncExecutor and its connections, for threads
+async_client.py  AsyncExecutor, for an event loop; batching.py: many calls in one round trip
+topology.py      which server to ask: single, Sentinel or Cluster; url.py: what a URL says of them
+breaker.py       calls are not sent to a server that does not answer; health.py: how a server is
+pubsub.py        messages that wake waiters in other processes
+"""

@@ -54,7 +54,7 @@ class RedisStore:
     ) -> None:
         self._source = _source(redis, timeout, connect_timeout, max_connections)
         self.url = self._source if isinstance(self._source, RedisURL) else None  # None: a client was handed in
-        self.display_name = f"Redis at {self.url.safe_url}" if self.url else "the client's Redis"  # without password
+        self.display_name = self.url.safe_url if self.url else "the client's Redis"  # without password
         self.partitioned = self.url is not None and self.url.kind == "cluster"  # keys lie at different servers
         self.prefix = _check_prefix(prefix)
         if not isinstance(hash_keys, bool):
@@ -87,7 +87,7 @@ class RedisStore:
         raise TypeError(NO_PICKLE)
 
     def __repr__(self) -> str:
-        return f"<RedisStore: {self.display_name}>"
+        return f"<RedisStore: {self._server_name()}>"
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> RedisBackend:
         """The backend of *rule* for threads."""
@@ -121,7 +121,7 @@ class RedisStore:
         """What makes calls from threads; it and its connections are made when they are first needed."""
         if self._sync_executor is None:
             with self._lock:
-                self._sync_executor = self._sync_executor or SyncExecutor(self._sync_source(), self.display_name)
+                self._sync_executor = self._sync_executor or SyncExecutor(self._sync_source(), self._server_name())
         return self._sync_executor
 
     def async_executor(self) -> AsyncExecutor:
@@ -135,14 +135,14 @@ class RedisStore:
             if executor is None:
                 for closed in [other for other in self._async_executors if other.is_closed()]:  # without an aclose()
                     del self._async_executors[closed]
-                executor = self._async_executors[loop] = AsyncExecutor(self._async_source(), self.display_name)
+                executor = self._async_executors[loop] = AsyncExecutor(self._async_source(), self._server_name())
                 executor.close_with_loop()
             self._latest_executor = executor
         return executor
 
     def spare_executor(self, timeout: float) -> AsyncExecutor | None:
         """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
-        return AsyncExecutor(self.url, self.display_name, timeout) if self.url else None
+        return AsyncExecutor(self.url, self._server_name(), timeout) if self.url else None
 
     def latest_executor(self) -> AsyncExecutor | None:
         """The running event loop's executor, or that of the last event loop that had one."""
@@ -157,9 +157,6 @@ class RedisStore:
 
     def loop(self) -> AsyncExecutor:
         return self.async_executor()
-
-    def _shown(self) -> str:
-        return self.display_name
 
     @property
     def _loops(self) -> dict[asyncio.AbstractEventLoop, AsyncExecutor]:
@@ -183,6 +180,9 @@ class RedisStore:
         await self.close_loop()
         self.close()
 
+    def _server_name(self) -> str:
+        return f"Redis at {self.display_name}" if self.url else self.display_name
+
     def _sync_source(self) -> RedisURL | redis.ConnectionPool:
         if isinstance(self._source, redis.asyncio.ConnectionPool):
             raise TypeError("threads need a redis.Redis or a URL; the store was given a redis.asyncio.Redis")
@@ -200,7 +200,7 @@ class RedisStore:
         with self._health_lock:
             if self._health is None or monotonic() - self._health_at > 1.0:
                 if self._health_executor is None:
-                    self._health_executor = SyncExecutor(_separate(self._sync_source()), self.display_name)
+                    self._health_executor = SyncExecutor(_separate(self._sync_source()), self._server_name())
                 seen = self._health_executor.examine(WITHIN, self._patience())
                 self._health, self._health_at = _with_connections(seen, self._sync_executor), monotonic()
             return self._health
@@ -215,7 +215,7 @@ class RedisStore:
         return await asyncio.shield(check)
 
     async def _examine(self) -> Health:
-        executor = AsyncExecutor(_separate(self._async_source()), self.display_name, WITHIN)
+        executor = AsyncExecutor(_separate(self._async_source()), self._server_name(), WITHIN)
         try:
             seen = await executor.examine(WITHIN, self._patience())
         finally:

@@ -1,7 +1,7 @@
-"""A gate that blocks, behind awaitable methods: each call runs in a thread of the event loop's pool.
+"""A backend that blocks, behind awaitable methods: each call runs in a thread of the event loop's pool.
 
-For async functions under a plain `Limiter`, whose connections belong to threads. Whoever is cancelled in mid-call
-gets back what the thread may still take.
+It serves async functions under a plain `Limiter`, whose connections belong to threads. A task that is cancelled in
+mid-call loses nothing: what its thread takes afterwards is refunded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ R = TypeVar("R")
 
 
 class ThreadPoolStore:
-    """Both the store and its only gate."""
+    """Both the store and its only backend."""
 
     in_process = False
 
-    def __init__(self, store: Store, gate: Backend) -> None:
+    def __init__(self, store: Store, backend: Backend) -> None:
         self._store = store
-        self._backend = gate
+        self._backend = backend
 
     @property
     def clock(self) -> Clock:
@@ -45,10 +45,10 @@ class ThreadPoolStore:
         return await self._run(self._store.health)
 
     def close(self) -> None:
-        """The gate belongs to the limiter that lent it."""
+        """The backend belongs to the limiter that lent it."""
 
     async def aclose(self) -> None:
-        """The gate belongs to the limiter that lent it."""
+        """The backend belongs to the limiter that lent it."""
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class ThreadPoolStore:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            call.add_done_callback(functools.partial(self._give_back, loop, key, permits))
+            call.add_done_callback(functools.partial(self._refund_unread, loop, key, permits))
             raise
 
     async def peek(self, key: str, permits: int = 1) -> Decision:
@@ -77,7 +77,7 @@ class ThreadPoolStore:
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)
 
-    def _give_back(
+    def _refund_unread(
         self, loop: asyncio.AbstractEventLoop, key: str, permits: int, call: asyncio.Future[Decision]
     ) -> None:
         if not call.cancelled() and not call.exception() and call.result().allowed and not call.result().degraded:
