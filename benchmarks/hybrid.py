@@ -20,7 +20,7 @@ from benchmarks.workload import TURN_SECONDS, Loop, Sample, Scale, time_loop
 
 PLENTY, SPENT = "1000000000/hour", "5/day"
 CALLS = 100_000
-NOBODY = "redis://127.0.0.1:1/0"  # refuses every connection
+NO_SERVER = "redis://127.0.0.1:1/0"  # refuses every connection
 HOT_SECONDS = 3.0
 MANY_KEYS = 2_000
 WARM_KEYS = 20_000
@@ -81,7 +81,7 @@ LIBRARIES: dict[str, dict[str, Start]] = {
     "headgate hybrid": {
         "admitted": partial(hybrid, quota=PLENTY, warm=CALLS // 10),
         "refused": partial(hybrid, quota=SPENT, warm=0),
-        "Redis away": lambda _url: hybrid(NOBODY, PLENTY, 0),
+        "Redis away": lambda _url: hybrid(NO_SERVER, PLENTY, 0),
     },
     "headgate": {"admitted": partial(memory, quota=PLENTY), "refused": partial(memory, quota=SPENT)},
     "limits": {"admitted": partial(limits, quota=PLENTY), "refused": partial(limits, quota=SPENT)},
@@ -99,7 +99,7 @@ def one_round(start: Start, url: str, keys: Sequence[str]) -> Sample:
 
 
 def rounds(library: str, _scale: Scale, url: str) -> dict[str, Callable[[], Sample]]:
-    logging.getLogger("headgate").setLevel(logging.CRITICAL)  # that nobody answers at NOBODY is no news
+    logging.getLogger("headgate").setLevel(logging.CRITICAL)  # that NO_SERVER does not answer is no news
     keys = ["k"] * CALLS
     return {name: partial(one_round, start, url, keys) for name, start in LIBRARIES[library].items()}
 
@@ -118,7 +118,7 @@ def figures(url: str) -> dict[str, Any]:
         found["p99_us"] = _p99(limiter.try_acquire, HOT_SECONDS)
         found["trips_per_second"] = (limiter.stats().trips - before) / HOT_SECONDS
         found["local_ratio"] = limiter.stats().local_ratio
-    with HybridLimiter("10000/second", store=NOBODY, name="figures") as limiter:
+    with HybridLimiter("10000/second", store=NO_SERVER, name="figures") as limiter:
         found["p99_away_us"] = _p99(limiter.try_acquire, HOT_SECONDS)
     with HybridLimiter("1000/second", store=url, name="many") as limiter:
         dice = random.Random(1)

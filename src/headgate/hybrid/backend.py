@@ -48,7 +48,9 @@ class HybridStore:
     def open(self, rule: Rule, on_store_error: str = "local") -> HybridBackend:
         quota_params(rule)  # refuses a rule that leases cannot serve
         self.store.open(rule)  # refuses a client for asyncio
-        backend = HybridBackend(self, rule, on_store_error)
+        manager = _thread_manager(self.store)
+        name = manager.ledgers.namer(rule)
+        backend = HybridBackend(manager, rule, self.profile, on_store_error, ledger_name=name, **self.lease_options)
         self.backends.append(backend)
         return backend
 
@@ -56,6 +58,18 @@ class HybridStore:
         quota_params(rule)
         self.store.open_async(rule)  # refuses a client for threads
         return AsyncHybridBackend(self, rule, on_store_error)
+
+    def leases_of(self, loop: asyncio.AbstractEventLoop, rule: Rule, on_store_error: str) -> EventLoopLeases:
+        """The leases of the running event loop, made when they are first needed."""
+        if loop not in self.loops:
+            for closed in [other for other in self.loops if other.is_closed()]:
+                del self.loops[closed]
+            manager = _loop_manager(self.store, loop)
+            name = manager.ledgers.namer(rule)
+            self.loops[loop] = EventLoopLeases(
+                manager, rule, self.profile, on_store_error, ledger_name=name, **self.lease_options
+            )
+        return self.loops[loop]
 
     def health(self) -> Health:
         return self.store.health()
@@ -92,11 +106,9 @@ class HybridBackend(LimiterLeases):
 
     manager: ThreadLeaseManager
 
-    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        manager = _thread_manager(store.store)
-        options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
-        super().__init__(manager, rule, store.profile, on_store_error, **options)
-        self.clock: Clock = manager.clock
+    @property
+    def clock(self) -> Clock:
+        return self.manager.clock
 
     def peek(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         key, permits = check_key(key), check_permits(permits, self.rule.capacity, 0)
@@ -171,19 +183,13 @@ class EventLoopLeases(LimiterLeases):
 
     manager: LoopLeaseManager
 
-    def __init__(self, store: HybridStore, rule: Rule, on_store_error: str) -> None:
-        manager = _loop_manager(store.store)
-        options = store.lease_options | {"ledger_name": manager.ledgers.namer(rule)}
-        super().__init__(manager, rule, store.profile, on_store_error, **options)
-        self.loop = manager.loop
-
     async def ask_redis(self, op: str, key: str, permits: int, timeout: float | None) -> Decision:
         """Wait for the answer of Redis; the policy answers after *timeout* seconds."""
         if self.optimistic and op == "take" and not self.manager.in_step():
             granted = self.grant_unasked(key, permits, self.read_clock())
             if granted:
                 return granted
-        done: asyncio.Future[None] = self.loop.create_future()
+        done: asyncio.Future[None] = self.manager.loop.create_future()
         waiter = LeaseWaiter(op, permits, functools.partial(_set, done))
         try:
             self.queue_waiter(key, waiter, self.read_clock())
@@ -215,21 +221,17 @@ class AsyncHybridBackend:
         self._rule = rule
         self._policy = on_store_error
         self._latest: EventLoopLeases | None = None
+        self._latest_loop: asyncio.AbstractEventLoop | None = None
         self._timeout: float | None = None
 
     def leases(self) -> EventLoopLeases:
         """The leases of the running event loop."""
         loop = asyncio.get_running_loop()
         latest = self._latest
-        if latest is not None and latest.loop is loop:
+        if latest is not None and self._latest_loop is loop:
             return latest
-        loops = self._store.loops
-        if loop not in loops:
-            for closed in [other for other in loops if other.is_closed()]:
-                del loops[closed]
-            loops[loop] = EventLoopLeases(self._store, self._rule, self._policy)
-        self._latest = loops[loop]
-        return loops[loop]
+        self._latest, self._latest_loop = self._store.leases_of(loop, self._rule, self._policy), loop
+        return self._latest
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         made = self.leases().try_acquire(key, permits, self._timeout)
@@ -269,11 +271,10 @@ def _thread_manager(store: LeaseStore) -> ThreadLeaseManager:
     return found
 
 
-def _loop_manager(store: LeaseStore) -> LoopLeaseManager:
+def _loop_manager(store: LeaseStore, loop: asyncio.AbstractEventLoop) -> LoopLeaseManager:
     """The same for the running event loop."""
     managers: dict[asyncio.AbstractEventLoop, LoopLeaseManager]
     managers = store.attachments.setdefault("loop_lease_managers", {})
-    loop = asyncio.get_running_loop()
     if loop not in managers:
         for closed in [other for other in managers if other.is_closed()]:
             del managers[closed]

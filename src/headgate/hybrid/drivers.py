@@ -67,9 +67,6 @@ class StoreLeaseManager(LeaseManager):
             group[1].append(call)
         return list(groups.values())
 
-    def deliver_now(self, items: Sequence[SyncItem], replies: list[LeaseReply | str]) -> None:
-        self.deliver(self.read_clock(), items, replies)
-
     def fail_now(self, items: Sequence[SyncItem], error: BaseException) -> None:
         reason = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ else error
         self.fail(self.read_clock(), items, reason if isinstance(reason, Exception) else RuntimeError(repr(reason)))
@@ -114,7 +111,8 @@ class StoreLeaseManager(LeaseManager):
             await asyncio.gather(*trips, return_exceptions=True)
 
     async def _round_trip(self, items: Sequence[SyncItem], calls: Sequence[LeaseCall]) -> None:
-        self.deliver_now(items, await self.ledgers.exchange_async(calls))
+        replies = await self.ledgers.exchange_async(calls)
+        self.deliver(self.read_clock(), items, replies)
 
 
 class ThreadLeaseManager(StoreLeaseManager):
@@ -192,7 +190,8 @@ class ThreadLeaseManager(StoreLeaseManager):
             if items:
                 [(_, calls)] = self.calls(items)
                 try:
-                    self.deliver_now(items, self.ledgers.exchange(calls))
+                    replies = self.ledgers.exchange(calls)
+                    self.deliver(self.read_clock(), items, replies)
                 except BaseException as error:
                     self.fail_now(items, error)
                     if not isinstance(error, StoreUnavailable):
@@ -292,7 +291,8 @@ class LoopLeaseManager(StoreLeaseManager):
             if not items:
                 return
             for group, calls in self.calls(items):
-                self.deliver_now(group, (yield calls))
+                replies = yield calls
+                self.deliver(self.read_clock(), group, replies)
 
     async def stop(self) -> None:
         """End the task and give up its trip. A caller that comes meanwhile starts another task."""

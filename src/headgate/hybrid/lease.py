@@ -11,19 +11,13 @@ that for chance. A key that is asked for now and then holds one spare permit; an
 from __future__ import annotations
 
 from math import ceil, sqrt
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headgate.algorithms.algorithm import multiply
-from headgate.hybrid.protocol import (
-    OK,
-    VOID,
-    AccuracyProfile,
-    LeaseReply,
-    LeaseRequest,
-    QuotaParams,
-    count_served,
-    time_until_room,
-)
+from headgate.hybrid.protocol import OK, VOID, LeaseRequest, count_served, time_until_room
+
+if TYPE_CHECKING:
+    from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, QuotaParams
 
 MILLISECOND: Final = 1_000_000  # nanoseconds
 SECOND: Final = 1_000_000_000
@@ -232,7 +226,7 @@ class Lease:
             self.deny_until = self.pause = 0
             self.due = now + IDLE_AFTER
         else:
-            self._plan_next(now, reply, request, params, profile, trip)
+            self._plan_next(now, reply, request, params, profile.longest * 1000, trip)
         return True
 
     def lose_reply(self, now: int, request: LeaseRequest) -> None:
@@ -302,17 +296,11 @@ class Lease:
         return ceil(likely + sqrt(likely)), 0
 
     def _plan_next(
-        self,
-        now: int,
-        reply: LeaseReply,
-        request: LeaseRequest,
-        params: QuotaParams,
-        profile: AccuracyProfile,
-        trip: int,
+        self, now: int, reply: LeaseReply, request: LeaseRequest, params: QuotaParams, longest: int, trip: int
     ) -> None:
         """Decide when to report next, what to deny until then, and at what balance to fetch more."""
         shortest = max(TICK, trip)
-        pause = min(max(reply.pause * 1000, shortest), profile.longest * 1000)
+        pause = min(max(reply.pause * 1000, shortest), longest)
         pause = (
             min(pause, 2 * self.pause) if self.pause else shortest
         )  # grows step by step, as little is known at first

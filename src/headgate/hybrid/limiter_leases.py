@@ -1,4 +1,4 @@
-"""One limiter's leases, and its callers that have to wait for Redis: who waits, what they are told, what goes back."""
+"""One limiter's leases, and the callers that wait for Redis: their queue, their answers, and what goes back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.decision import Decision, answer, decision
 from headgate.hybrid.lease import SECOND, Lease
 from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, time_until_room
-from headgate.hybrid.table import LeaseTable
+from headgate.hybrid.table import LeaseTable, reset_units, window_left
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import StoreHealth
@@ -154,7 +154,7 @@ class LimiterLeases(LeaseTable):
                 give_back()
 
     def answer_by_policy(self, key: str, waiter: LeaseWaiter, now: int, error: Exception | None = None) -> Decision:
-        """The policy's answer to a caller whose time is up, or for whom no thread can be started to ask Redis."""
+        """The policy's answer to a caller whose time is up, or when no thread can be started that asks Redis."""
         with self.manager.lock:
             if waiter.result is None and waiter.error is None:
                 lease = self.lease_for(key, now)
@@ -282,7 +282,7 @@ class LimiterLeases(LeaseTable):
         total = reply.free + lease.balance
         if allowed:
             spare = max(total, 0)
-            return answer(True, self.units, spare, self.reset_units(lease, now, spare), 0)
+            return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
         price = permits * params.cost
         spare = max(min(total, price - 1), 0)
         until = (
@@ -292,7 +292,7 @@ class LimiterLeases(LeaseTable):
         if params.period:
             wait = max(wait, self._window_room_in(reply, permits, lease.balance // params.cost))
             lease.note_retry(now, now + wait * 1000, permits > 1)
-            return answer(False, self.units, spare, max(self.window_left(lease, now), wait), wait)
+            return answer(False, self.units, spare, max(window_left(self, lease, now), wait), wait)
         missing = max(price - total, wait * params.rate)
         if permits > 1 and price > params.room - reply.others * params.cost:
             missing = max(missing, RECALL_US * params.rate)  # no refill is enough: others have to give back first

@@ -21,6 +21,7 @@ from headgate.hybrid.fallback_policy import BackendHealth
 from headgate.hybrid.lease import IDLE_AFTER, MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.protocol import VOID, LeaseReply, LeaseRequest, count_served
 from headgate.hybrid.schedule import DueSchedule, ReleaseQueue
+from headgate.hybrid.table import reset_units
 
 if TYPE_CHECKING:
     from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
@@ -153,7 +154,8 @@ class LeaseManager:
             with self.lock:
                 if isinstance(reply, str):
                     self._fail_item(item, now, RuntimeError(reply))
-                    self._confirm_release(item)  # another request would get the same error
+                    if item.request.op == "release":
+                        self.releases.confirm(item.lease)  # another request would get the same error
                 else:
                     self._accept(item, reply, now)
 
@@ -207,11 +209,13 @@ class LeaseManager:
                 continue
             owner: LimiterLeases = lease.owner
             queue = self.waiters[lease]
-            while queue and queue[0].op == "take" and owner.spend(lease, queue[0].permits * owner.cost, now):
+            while lease.balance and queue and queue[0].op == "take":
+                if not owner.spend(lease, queue[0].permits * owner.cost, now):
+                    break
                 waiter = queue.pop(0)
                 owner.spent -= waiter.permits  # it was counted when it began to wait
                 spare = lease.balance + lease.free_in_redis
-                waiter.result = answer(True, owner.units, spare, owner.reset_units(lease, now, spare), 0)
+                waiter.result = answer(True, owner.units, spare, reset_units(owner, lease, now, spare), 0)
                 waiter.wake()
             if not queue:
                 del self.waiters[lease]
@@ -297,8 +301,8 @@ class LeaseManager:
                 self.waiters[current] = [*item.waiters, *self.waiters.get(current, ())]
         else:  # STALE: another process uses our node id
             self._fail_item(item, now, RuntimeError("an older request than the last one"))
-        if reply.status != VOID or not (lease.debt or lease.refund):
-            self._confirm_release(item)
+        if request.op == "release" and (reply.status != VOID or not (lease.debt or lease.refund)):
+            self.releases.confirm(lease)
         self._schedule_live(lease)
 
     def _answer_waiters(self, item: SyncItem, reply: LeaseReply, now: int) -> None:
@@ -325,10 +329,6 @@ class LeaseManager:
             self._schedule_live(lease)
         for waiter in item.waiters:
             lease.owner.finish_by_policy(lease, waiter, now, error)
-
-    def _confirm_release(self, item: SyncItem) -> None:
-        if item.request.op == "release":
-            self.releases.confirm(item.lease)
 
     def _schedule_live(self, lease: Lease) -> None:
         if _is_live(lease):

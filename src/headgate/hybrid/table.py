@@ -82,12 +82,12 @@ class LeaseTable:
                 decision = QuickDecision()
                 decision._units = self.units
                 decision._spare = spare
-                decision._reset = self.room - spare if self.period == 0 else self.window_left(lease, now)
+                decision._reset = self.room - spare if self.period == 0 else window_left(self, lease, now)
                 decision._retry = 0
                 return decision
-            if now < lease.deny_until and self.can_deny(lease, cost):
+            if now < lease.deny_until and can_deny(self, lease, cost):
                 lease.denied += cost
-                return self.deny(lease, now, cost)
+                return deny(self, lease, now, cost)
             if self.health.down is not None:
                 self.policy.asked += cost // self.cost
                 return self.policy.take(lease, cost // self.cost, now)
@@ -123,9 +123,9 @@ class LeaseTable:
             left = lease.balance - cost
             if left >= 0 and now < lease.expires and lease.balance > 0:
                 spare = left + lease.free_in_redis
-                return answer(True, self.units, spare, self.reset_units(lease, now, spare), 0)
-            if now < lease.deny_until and self.can_deny(lease, cost):
-                return self.deny(lease, now, cost)
+                return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
+            if now < lease.deny_until and can_deny(self, lease, cost):
+                return deny(self, lease, now, cost)
             return None
 
     def refund_locally(self, key: str, permits: int) -> bool:
@@ -147,50 +147,57 @@ class LeaseTable:
             lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
 
-    def can_deny(self, lease: Lease, cost: int) -> bool:
-        """Whether a call for *cost* units can be denied here, with a retry time that unreported permits leave true."""
-        if cost < lease.deny_from:
-            return False
-        if self.counter:  # held permits, and those of a report under way, would count in the next window
-            if cost == self.cost:
-                return lease.in_flight == 0 or lease.deny_until + lease.deny_extension < lease.window_ends
-            return lease.balance == 0 and lease.in_flight == 0
-        # permits that were spent and not reported leave no room to refill
-        return cost <= self.room - lease.unreported - lease.counted_balance + lease.balance
 
-    def deny(self, lease: Lease, now: int, cost: int) -> Decision:
-        """The denial of a call for *cost* units, with a retry time from what is known here."""
-        here = lease.balance if now < lease.expires else 0
-        until = lease.deny_until + lease.deny_extension
-        wait = -((now - until) // 1000)  # microseconds, rounded up
-        if self.period == 0:
-            wait = multiply(wait, self.rate)
-            short = cost - lease.expected_free - here
-            if short > 0:
-                wait += short
-                until += multiply(-(-short // self.rate), 1000)
-        elif self.counter and (cost > self.cost or lease.others == 0):
-            left = -((now - lease.window_ends_by) // 1000)
-            if left > 0:
-                own, permits, elapsed = here // self.cost, cost // self.cost, self.period - left
-                wait = max(wait, time_until_room(self.params, elapsed, lease.current, lease.previous, permits, own))
-                until = now + multiply(wait, 1000)
-        lease.note_retry(now, until, cost > self.cost)
-        spare = min(here + lease.free_in_redis, cost - 1)
-        denial = QuickDenial()
-        denial._units = self.units
-        denial._spare = spare
-        denial._reset = max(self.reset_units(lease, now, spare), wait)
-        denial._retry = wait
-        return denial
+# Functions, because a compiled class with interpreted subclasses calls its own methods through Python.
 
-    def reset_units(self, lease: Lease, now: int, spare: int) -> int:
-        """The decision's time until the key is as good as new: units of a bucket, microseconds of a window."""
-        return self.room - spare if self.period == 0 else self.window_left(lease, now)
 
-    def window_left(self, lease: Lease, now: int) -> int:
-        """Microseconds until the permits of this window count no more."""
+def can_deny(table: LeaseTable, lease: Lease, cost: int) -> bool:
+    """Whether a call for *cost* units can be denied here, with a retry time that unreported permits leave true."""
+    if cost < lease.deny_from:
+        return False
+    if table.counter:  # held permits, and those of a report under way, would count in the next window
+        if cost == table.cost:
+            return lease.in_flight == 0 or lease.deny_until + lease.deny_extension < lease.window_ends
+        return lease.balance == 0 and lease.in_flight == 0
+    # permits that were spent and not reported leave no room to refill
+    return cost <= table.room - lease.unreported - lease.counted_balance + lease.balance
+
+
+def deny(table: LeaseTable, lease: Lease, now: int, cost: int) -> Decision:
+    """The denial of a call for *cost* units, with a retry time from what is known here."""
+    here = lease.balance if now < lease.expires else 0
+    until = lease.deny_until + lease.deny_extension
+    wait = -((now - until) // 1000)  # microseconds, rounded up
+    if table.period == 0:
+        wait = multiply(wait, table.rate)
+        short = cost - lease.expected_free - here
+        if short > 0:
+            wait += short
+            until += multiply(-(-short // table.rate), 1000)
+    elif table.counter and (cost > table.cost or lease.others == 0):
         left = -((now - lease.window_ends_by) // 1000)
-        if left < 0:
-            left = 0
-        return left + self.period if self.counter else left
+        if left > 0:
+            own, permits, elapsed = here // table.cost, cost // table.cost, table.period - left
+            wait = max(wait, time_until_room(table.params, elapsed, lease.current, lease.previous, permits, own))
+            until = now + multiply(wait, 1000)
+    lease.note_retry(now, until, cost > table.cost)
+    spare = min(here + lease.free_in_redis, cost - 1)
+    denial = QuickDenial()
+    denial._units = table.units
+    denial._spare = spare
+    denial._reset = max(reset_units(table, lease, now, spare), wait)
+    denial._retry = wait
+    return denial
+
+
+def reset_units(table: LeaseTable, lease: Lease, now: int, spare: int) -> int:
+    """The decision's time until the key is as good as new: units of a bucket, microseconds of a window."""
+    return table.room - spare if table.period == 0 else window_left(table, lease, now)
+
+
+def window_left(table: LeaseTable, lease: Lease, now: int) -> int:
+    """Microseconds until the permits of this window count no more."""
+    left = -((now - lease.window_ends_by) // 1000)
+    if left < 0:
+        left = 0
+    return left + table.period if table.counter else left
