@@ -1,4 +1,4 @@
-"""Scripts other than the limiter's, through the same links."""
+"""Scripts other than the limiter's, through the same executors."""
 
 import asyncio
 
