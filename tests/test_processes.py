@@ -22,8 +22,8 @@ import redis
 import headgate
 from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter
 from headgate.clock import SYSTEM_CLOCK
-from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue, crowd, errand
-from headgate.coordination import place as places
+from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue, background, heartbeat
+from headgate.coordination import backend as backends
 from headgate.fallback import Fallback
 from headgate.rule import Rule
 from headgate.stores import MemoryStore, RedisStore
@@ -129,44 +129,44 @@ def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
 def test_a_forked_child_coordinates_while_its_parents_threads_do(kind: str, redis_server: Server) -> None:
     url = redis_server.patient_url if kind == "redis" else "memory://"
     queue, lock = WaitQueue("forks", store=url), Lock("forks", store=url)
-    place: Any = lock._plans.site.place
+    backend: Any = lock._runner.backend
     queue.enqueue("first")
     waits = threading.Thread(target=queue.wait, args=("first",))
     waits.start()
-    until(lambda: (place, queue._plans.site.channel) in crowd._CROWDS)
+    until(lambda: (backend, queue._runner.channel) in heartbeat._HEARTBEATS)
     assert lock.acquire()  # somebody renews it
-    listens = getattr(place, "_subscription", None)
+    listens = getattr(backend.states, "_subscription", None)
     assert (listens is None) == (kind == "memory")
 
     def coordinate() -> bool:
-        assert not crowd._CROWDS
+        assert not heartbeat._HEARTBEATS
         done = threading.Event()
-        place.timers.later(0.0, done.set)
+        backend.timers.later(0.0, done.set)
         assert done.wait(), "by a thread of our own"
         assert Lock("of the child", store=url).acquire(timeout=0)
         stands = threading.Thread(target=WaitQueue("of the child", store=url).wait, args=("one",), daemon=True)
         stands.start()
-        until(lambda: crowd._CROWDS)
-        return kind == "memory" or place._subscription is not listens  # whose connection is the parent's
+        until(lambda: heartbeat._HEARTBEATS)
+        return kind == "memory" or backend.states._subscription is not listens  # whose connection is the parent's
 
-    with held_elsewhere(crowd._LOCK, places._MAKING, place._lock, place.timers._lock):
+    with held_elsewhere(heartbeat._LOCK, backends._OPENING, backend.states._lock, backend.timers._lock):
         in_child(coordinate)
     assert queue.dequeue() == "first"
     waits.join()
     lock.release()
 
 
-def test_a_forked_child_leaves_errands_to_its_parent(mortal_server: Server) -> None:
+def test_a_forked_child_leaves_retries_to_its_parent(mortal_server: Server) -> None:
     lock = Lock("k", store=mortal_server.patient_url)
     assert lock.acquire()
     mortal_server.kill()
-    others = set(errand._UNDER_WAY)
+    others = set(background._PENDING)
     assert lock.release()  # is tried again and again
-    ours = errand._UNDER_WAY - others
+    ours = background._PENDING - others
     assert ours
-    in_child(lambda: not errand._UNDER_WAY)
+    in_child(lambda: not background._PENDING)
     mortal_server.restart()
-    until(lambda: not ours & errand._UNDER_WAY)
+    until(lambda: not ours & background._PENDING)
 
 
 # ------------------------------------------------------------------------------------------------------- event loops
@@ -246,7 +246,7 @@ def test_a_child_of_multiprocessing_gives_back(method: str, target: Any, redis_s
 
 
 def release_late(url: str) -> None:
-    errand.AT_EXIT = 20.0  # a busy machine may take longer than usual
+    background.AT_EXIT = 20.0  # a busy machine may take longer than usual
     lock = Lock("k", store=url + "?timeout=0.2", ttl=300.0)
     assert lock.acquire(timeout=20)
     with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client:

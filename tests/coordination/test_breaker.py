@@ -589,14 +589,14 @@ def test_a_redis_that_refuses(redis_server: Server, name: str, caplog: pytest.Lo
     """Somebody else's key is in its place: it goes on alone, and says so, once."""
     breaker = CircuitBreaker(name, store=redis_server.patient_url, failures=3)
     with redis_server.client() as client:
-        client.rpush(breaker._plans.site.channel, "not ours")
+        client.rpush(breaker._runner.channel, "not ours")
         fail(breaker, 3)
         assert breaker.state == "OPEN"
         assert [each.getMessage() for each in caplog.records if "alone" in each.getMessage()] == [
             each.getMessage() for each in caplog.records if "WRONGTYPE" in each.getMessage()
         ]
         assert len([each for each in caplog.records if "alone" in each.getMessage()]) == 1
-        client.delete(breaker._plans.site.channel)
+        client.delete(breaker._runner.channel)
     assert breaker.state == "CLOSED"
     assert "others again" in caplog.text
 
@@ -648,9 +648,9 @@ async def test_those_who_never_leave_are_forgotten(name: str) -> None:
         await asyncio.create_task(breaker.__aenter__())
     for _ in range(1500):
         await breaker.__aenter__()  # in one task
-    assert len(breaker._plans.calls._open) == 1000
+    assert len(breaker._calls._open) == 1000
     gc.collect()
-    kept = sum(isinstance(each, Layer) and each.owner is breaker._plans.calls for each in gc.get_objects())
+    kept = sum(isinstance(each, Layer) and each.owner is breaker._calls for each in gc.get_objects())
     assert kept <= 1001
 
 

@@ -195,7 +195,7 @@ CASES: list[type[Case]] = [FreeLock, BusyLock, FreePool, BusyPool, Exhausted, Wa
 async def test_at_every_await(
     make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for silence in ("pool.PATIENCE", "queue.JOINING", "queue.ALIVE", "crowd.ALIVE"):  # would clean up after us
+    for silence in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "heartbeat.ALIVE"):  # would clean up after us
         monkeypatch.setattr(f"headgate.coordination.{silence}", 10 * LONG)
     for number in range(MOST + 1):  # first to the end, so that the script is there from then on
         case = make(f"{name} {number}", url)

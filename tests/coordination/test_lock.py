@@ -268,13 +268,13 @@ async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock)
 def test_who_waits_is_woken(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the release: nothing else would make it look again in time."""
     holder, waiter = (Lock(name, store=url, ttl=300) for _ in "ab")
-    place = waiter._plans.site.place
-    monkeypatch.setattr(place, "poll", 300.0)
+    backend = waiter._runner.backend
+    monkeypatch.setattr(backend.states, "poll", 300.0)
     with ThreadPoolExecutor(1) as executor:
         for _ in range(5):
             assert holder.acquire(timeout=LONG)
             waits = executor.submit(waiter.acquire, 2 * LONG)
-            wait_until(lambda: waiter._plans.site.channel in place.line._places, "it waits")
+            wait_until(lambda: waiter._runner.channel in backend.waiters._places, "it waits")
             time.sleep(0.02)  # mostly it has asked by then
             holder.release()
             assert waits.result(LONG)
@@ -286,7 +286,7 @@ def test_other_processes_are_woken(redis_server: Server, name: str, monkeypatch:
     url = redis_server.patient_url
     elsewhere = Lock(name, store=RedisStore(url), ttl=300)  # shares nothing with what the URL opens but the server
     waiter = Lock(name, store=url, ttl=300)
-    monkeypatch.setattr(waiter._plans.site.place, "poll", 300.0)
+    monkeypatch.setattr(waiter._runner.backend.states, "poll", 300.0)
     with ThreadPoolExecutor(1) as executor:
         for _ in range(5):
             assert elsewhere.acquire(timeout=LONG)
@@ -320,7 +320,7 @@ def test_in_redis(redis_server: Server) -> None:
 
 def left(lock: Lock | AsyncLock) -> float:
     """Seconds until somebody else can have it, as its store says to who asks in vain."""
-    [granted, _, wait] = lock._plans.site.step(Operation("acquire", ("somebody", 1000, "")))
+    [granted, _, wait] = lock._runner.execute(Operation("acquire", ("somebody", 1000, "")))
     assert granted == 0, "somebody else could have it"
     return float(wait / 1000)
 
@@ -399,7 +399,7 @@ def test_many_locks_on_a_redis_that_is_far_away(redis_server: Server, name: str)
     """One after the other they would take longer than their TTL."""
 
     def ends() -> list[int]:
-        return [hold.until for lock in locks if (hold := lock._own())]
+        return [acquisition.until for lock in locks if (acquisition := lock._current())]
 
     with FaultyProxy(redis_server.port) as proxy:
         locks = [Lock(f"{name} {number}", store=f"{proxy.bare_url}?timeout=10", ttl=6.0) for number in range(60)]
@@ -632,7 +632,7 @@ from headgate.coordination import Lock
 holder, lock = Lock("x", ttl=1.0), Lock("x")
 assert holder.acquire()
 threading.Thread(target=lock.acquire, daemon=True).start()
-while not lock._plans.site.place.line._places:
+while not lock._runner.backend.waiters._places:
     pass
 child = os.fork()
 if child == 0:
@@ -652,7 +652,7 @@ def test_a_fork_while_others_wait() -> None:
 FORK_TASKS = """
 import asyncio, os, sys, time
 import redis
-from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue, Lock, errand
+from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue, Lock, background
 
 PROBES = "circuit_breaker:{b}:probes"
 
@@ -668,7 +668,7 @@ async def main():
     waits = [asyncio.create_task(lock.acquire()) for _ in range(2)]
     others = [asyncio.create_task(wait) for wait in (pool.acquire(), queue.wait("a"))]
     client = redis.Redis(port=int(sys.argv[3]))
-    while len(lock._plans.site.place.line._places.get(lock._plans.site.channel, ())) < 2:
+    while len(lock._runner.backend.waiters._places.get(lock._runner.channel, ())) < 2:
         await asyncio.sleep(0.01)
     while not (await queue.size() and (await pool.status()).waiting):
         await asyncio.sleep(0.01)
@@ -682,7 +682,7 @@ async def main():
         for task in (waits[1], *others):
             task.get_coro().close()
         assert not asyncio.run(slow.acquire(timeout=0))
-        while errand._UNDER_WAY:
+        while background._PENDING:
             time.sleep(0.01)
         os._exit(0)
     assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0
@@ -776,11 +776,11 @@ def test_a_lifetime_begins_with_the_question(
 ) -> None:
     """Not with the answer, which may come late."""
     lock = Lock(name, ttl=30, clock=clock)
-    place = lock._plans.site.place
-    step = place.step
+    states = lock._runner.backend.states
+    run = states.run
 
     def late(*arguments: Any) -> Any:
-        reply = step(*arguments)
+        reply = run(*arguments)
         clock.advance(5)
         return reply
 
@@ -789,12 +789,12 @@ def test_a_lifetime_begins_with_the_question(
 
     if renewed:
         assert lock.acquire()
-    monkeypatch.setattr(place, "step", late)
+    monkeypatch.setattr(states, "run", late)
     if renewed:
         lock.ensure_held()
     else:
         assert lock.acquire()
-    monkeypatch.setattr(place, "step", never)
+    monkeypatch.setattr(states, "run", never)
     clock.advance(24)
     assert lock.held
     clock.advance(1)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, errand, states
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, background, states
 from headgate.coordination.states.breaker import BREAKER
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
@@ -177,13 +177,13 @@ class Distant(Twins):
 
     def __init__(self, machine: StateMachine, server: Server, url: str, timeout: float, door: str) -> None:
         super().__init__(machine, server, url=url, timeout=timeout)
-        place = self.redis
+        states = self.redis
         self.loop = asyncio.Runner()
 
         def once(machine: StateMachine, name: str, step: Operation) -> Reply:
             if door == "threads":
-                return place.step(machine, name, step)
-            return self.loop.run(place.astep(machine, name, step))
+                return states.run(machine, name, step)
+            return self.loop.run(states.run_async(machine, name, step))
 
         def insist(machine: StateMachine, name: str, step: Operation) -> Reply:
             until = time.monotonic() + 20
@@ -193,7 +193,7 @@ class Distant(Twins):
                 except StoreUnavailable:
                     assert time.monotonic() < until, "no answer ever comes"
                 if name == self.name:  # the next who asks something else must not hear what comes late
-                    aside = self.memory.step(machine, "aside", ASIDE[machine.prefix])
+                    aside = self.memory.run(machine, "aside", ASIDE[machine.prefix])
                     assert insist(machine, "aside", ASIDE[machine.prefix]) == aside
 
         self.ask = insist
@@ -438,7 +438,7 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
     queue.enqueue("first")
     with lock:
         pass  # the server knows all scripts now
-    others = errand._UNDER_WAY.copy()  # of other tests, whose servers may be gone
+    others = background._PENDING.copy()  # of other tests, whose servers may be gone
     with FaultyProxy(redis_server.port) as proxy:
 
         async def take() -> None:
@@ -459,7 +459,7 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         ):
             with pytest.raises(asyncio.CancelledError) if cancels else nullcontext():
                 asyncio.run(end_amid(work))
-            until(lambda: errand._UNDER_WAY <= others)
+            until(lambda: background._PENDING <= others)
         assert lock.acquire(timeout=LONG)
         assert direct.acquire(timeout=LONG).member == "a"
         assert queue.dequeue(timeout=LONG) == "first"
@@ -499,9 +499,9 @@ def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Ser
 ENDS = """
 import asyncio, sys
 import redis
-from headgate.coordination import AsyncLock, errand
+from headgate.coordination import AsyncLock, background
 
-errand.AT_EXIT = 20.0  # a busy machine may take longer than usual
+background.AT_EXIT = 20.0  # a busy machine may take longer than usual
 
 async def main():
     lock = AsyncLock(sys.argv[2], store=sys.argv[1], ttl=300)

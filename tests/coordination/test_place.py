@@ -28,12 +28,11 @@ from headgate.coordination import (
     Lock,
     Pool,
     WaitQueue,
-    errand,
+    background,
 )
-from headgate.coordination.errand import Errand
-from headgate.coordination.memory import Memory
-from headgate.coordination.place import place_of
-from headgate.coordination.site import Pause, Plan, Site, Turn
+from headgate.coordination.backend import MemoryStates, open_backend
+from headgate.coordination.background import BackgroundRetry
+from headgate.coordination.runner import Pause, Plan, Runner, Ticket
 from headgate.coordination.states.lock import LOCK, LockState
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
 from headgate.coordination.timers import MOST, Timers
@@ -99,9 +98,9 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
     store = RedisStore(redis_server.url)
     lock = Lock("x", store=store)
     with lock:
-        link = store.threads()
+        executor = store.sync_executor()
         lock.close()
-        assert store.threads() is link
+        assert store.sync_executor() is executor
     store.close()
 
 
@@ -124,10 +123,10 @@ def test_the_end_of_a_loop_leaves_a_store_that_was_handed_in(redis_server: Serve
     store = Watched(redis_server.url)
     with Lock("y", store=store):
         pass
-    link, before = store.threads(), connections()
+    executor, before = store.sync_executor(), connections()
     asyncio.run(use())
     assert not closed
-    assert store.threads() is link
+    assert store.sync_executor() is executor
     wait_until(lambda: connections() <= before, "the connections of the loop are closed")
     store.close()
 
@@ -143,7 +142,7 @@ async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monke
             monkeypatch.undo()
             raise StoreUnavailable("once")
 
-        monkeypatch.setattr(lock._plans.site.place, "step", lose)
+        monkeypatch.setattr(lock._runner.backend.states, "run", lose)
         assert lock.release()
         assert await asyncio.to_thread(Lock("x", store=store).acquire, 20.0)
 
@@ -191,7 +190,7 @@ def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
     for _ in range(50):
         with lock:
             pass
-    assert lock._plans.site.place.timers._threads == 1
+    assert lock._runner.backend.timers._threads == 1
 
 
 def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +232,7 @@ def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
 
 
 def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
-    one, other = (place_of(f"{redis_server.bare_url}?timeout={seconds}", None) for seconds in (10, 11))
+    one, other = (open_backend(f"{redis_server.bare_url}?timeout={seconds}", None) for seconds in (10, 11))
     hangs, done = threading.Event(), threading.Event()
     one.timers.later(0, lambda: hangs.wait(20))
     other.timers.later(0, done.set)
@@ -267,8 +266,8 @@ def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
 
 def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
     """A few states a step, so that no step takes long however many there are; and fences still grow."""
-    place = place_of("memory://", clock)
-    assert isinstance(place, Memory)
+    memory = open_backend("memory://", clock).states
+    assert isinstance(memory, MemoryStates)
     fences = dict[str, int]()
     for round in range(3):
         for number in range(1000):
@@ -286,10 +285,10 @@ def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
             return super().is_expired(now)
 
     for number in range(5000):
-        place.step(StateMachine("watched", ("",), "", Watched), str(number), Operation("acquire", ("a", 30_000, "")))
+        memory.run(StateMachine("watched", ("",), "", Watched), str(number), Operation("acquire", ("a", 30_000, "")))
         assert looked <= 2 * (number + 1)
-    assert len([name for machine, name in place._states if machine == "lock"]) == 0
-    assert len(place._states) == 5000, "what is held stays"
+    assert len([name for machine, name in memory._states if machine == "lock"]) == 0
+    assert len(memory._states) == 5000, "what is held stays"
 
 
 TOOLS = [Lock, AsyncLock, CircuitBreaker, AsyncCircuitBreaker, Pool, AsyncPool, WaitQueue, AsyncWaitQueue]
@@ -315,7 +314,7 @@ SAYS = [
 @pytest.mark.parametrize("query, seconds", SAYS)
 def test_a_step_has_two_seconds_unless_the_url_says_how_many(query: str, seconds: float) -> None:
     """A time to connect says nothing about that."""
-    source = vars(place_of(f"redis://timeout=:1@127.0.0.1:1/0{query}", None))["store"]._source
+    source = vars(open_backend(f"redis://timeout=:1@127.0.0.1:1/0{query}", None))["_owned"].url
     assert source.timeout == seconds
 
 
@@ -340,15 +339,15 @@ WAITS: dict[str, Any] = {
 def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it comes, when the subscription stands, when the time is over; and not when its own question is answered."""
     assert Lock(name, store=url).acquire()
-    place = place_of(url, None)
-    step, asked = place.step, 0
+    states = open_backend(url, None).states
+    run, asked = states.run, 0
 
     def count(machine: StateMachine, name: str, what: Operation) -> Reply:
         nonlocal asked
         asked += threading.current_thread() is threading.main_thread()
-        return step(machine, name, what)
+        return run(machine, name, what)
 
-    monkeypatch.setattr(place, "step", count)
+    monkeypatch.setattr(states, "run", count)
     with contextlib.suppress(PoolExhausted):
         assert not wait(name, url)
     assert 1 <= asked <= 10
@@ -359,9 +358,9 @@ def test_a_signal_in_mid_step(name: str) -> None:
     queue, other = WaitQueue(name), WaitQueue(f"{name}'")
     queue.enqueue("a")
     other.enqueue("b")
-    place = place_of("memory://", None)
-    assert isinstance(place, Memory)
-    state = place._states["token_queue", name]
+    memory = open_backend("memory://", None).states
+    assert isinstance(memory, MemoryStates)
+    state = memory._states["token_queue", name]
 
     def interrupted(id: str) -> None:
         state.line.clear()
@@ -371,9 +370,9 @@ def test_a_signal_in_mid_step(name: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         queue.dequeue()
     assert (len(queue), queue.dequeue(), queue.enqueue("c"), queue.dequeue()) == (0, None, 0, "c")
-    state = place._states["token_queue", name]
+    state = memory._states["token_queue", name]
     state.is_expired = lambda now: interrupted("c")
-    place._states.move_to_end(("token_queue", name), last=False)
+    memory._states.move_to_end(("token_queue", name), last=False)
     with pytest.raises(KeyboardInterrupt):
         len(other)
     assert (len(queue), other.dequeue()) == (0, "b")
@@ -391,10 +390,9 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
     url = f"{redis_server.bare_url}?timeout=12"
     elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
-    place = lock._plans.site.place
-    monkeypatch.setattr(place, "poll", 60.0)  # nothing but a message wakes anybody
-    monkeypatch.setattr("headgate.coordination.crowd.BEAT", 60.0)
-    monkeypatch.setattr("headgate.coordination.crowd.ALIVE", 60.0)
+    monkeypatch.setattr(lock._runner.backend.states, "poll", 60.0)  # nothing but a message wakes anybody
+    monkeypatch.setattr("headgate.coordination.heartbeat.INTERVAL", 60.0)
+    monkeypatch.setattr("headgate.coordination.heartbeat.ALIVE", 60.0)
     go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
 
     def connect_later(self: Subscription) -> Any:
@@ -418,21 +416,21 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
     lock.close()
 
 
-def test_an_errand_ends_when_its_time_is_over() -> None:
+def test_a_background_retry_ends_when_its_time_is_over() -> None:
     """From threads and from tasks: nobody tries for ever to reach a Redis that is gone."""
-    site = Site(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None)
-    step = Operation("release", ("a", 1000))
-    mine = Errand(site, step, site.clock.now() + 600_000)
-    wait_until(lambda: mine not in errand._UNDER_WAY, "it ends")
-    assert site.clock.now() >= mine._until
+    runner = Runner(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None, tasks=False)
+    release = Operation("release", ("a", 1000))
+    mine = BackgroundRetry(runner, release, runner.clock.now() + 600_000)
+    wait_until(lambda: mine not in background._PENDING, "it ends")
+    assert runner.clock.now() >= mine._until
 
     async def in_a_task() -> None:
-        mine = Errand(site, step, site.clock.now() + 600_000)
+        mine = BackgroundRetry(runner, release, runner.clock.now() + 600_000)
         await until_async(mine._task.done)
-        assert not mine._task.cancelled() and site.clock.now() >= mine._until
+        assert not mine._task.cancelled() and runner.clock.now() >= mine._until
 
     asyncio.run(in_a_task())
-    site.place.close()
+    runner.backend.close()
 
 
 def test_what_changes_before_the_subscription_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -440,7 +438,7 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
     url = f"{redis_server.bare_url}?timeout=13"
     elsewhere, other = Lock("x", store=RedisStore(url)), Lock("y", store=RedisStore(url))
     lock, first = Lock("x", store=url), Lock("y", store=url)
-    monkeypatch.setattr(lock._plans.site.place, "poll", 60.0)
+    monkeypatch.setattr(lock._runner.backend.states, "poll", 60.0)
     assert elsewhere.acquire() and other.acquire()
     listen = Subscription.listen
 
@@ -474,17 +472,20 @@ def test_a_signal_while_something_is_put_off() -> None:
 
 def test_a_signal_while_somebody_waits(name: str) -> None:
     """Whoever wakes it is not held up."""
-    site = Site(LOCK, name, "memory://", None)
-    turns: list[Turn] = []
+    runner = Runner(LOCK, name, "memory://", None, tasks=False)
+    tickets: list[Ticket] = []
 
-    def wait(turn: Turn) -> Plan[None]:
-        turns.append(turn)
+    def pause() -> Plan[None]:
         yield Pause(0.001)
 
+    def wait() -> None:
+        tickets.append(runner.ticket())
+        runner.run(pause(), tickets[-1])
+
     for number in itertools.count(1):
-        interrupted = signal_at(number, partial(site.run, wait))
-        assert all(done_by_another(turn.wake) for turn in turns)
-        turns.clear()
+        interrupted = signal_at(number, wait)
+        assert all(done_by_another(ticket.waiter.wake) for ticket in tickets)
+        tickets.clear()
         if not interrupted:
             assert number > 1
             return
@@ -493,11 +494,11 @@ def test_a_signal_while_somebody_waits(name: str) -> None:
 def test_a_signal_while_somebody_waits_for_the_loss_of_a_lock(name: str) -> None:
     """The thread that renews it is not held up when it says so."""
     with Lock(name) as lock:
-        hold = lock._own()
-        assert hold
+        acquisition = lock._current()
+        assert acquisition
         for number in itertools.count(1):
             interrupted = signal_at(number, partial(lock.lost.wait, 0.001))
-            assert done_by_another(hold.lost.set)
+            assert done_by_another(acquisition.lost.set)
             assert lock.lost.is_set()
             lock.lost.clear()
             if not interrupted:
@@ -511,7 +512,7 @@ def test_a_signal_on_the_way_into_the_line_or_out(
     wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody stays there who has gone: those who come later would wait behind it for ever."""
-    line = place_of(url, None).line
+    line = open_backend(url, None).waiters
     real = getattr(line, at)
 
     def interrupted(place: Any) -> None:

@@ -376,7 +376,7 @@ def test_a_key_that_is_lost(lost: str, redis_server: Server, clock: ManualClock)
     assert use(pool, cooldown=20) == "a"
     held = [pool.acquire(timeout=0), pool.acquire(timeout=0)]
     for who in ("dead", "waits"):
-        assert pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0] == 0
+        assert pool._runner.execute(pool._terms.operation("acquire", who, 1))[0] == 0
     redis_server.client().delete(f"pool:{{lost}}{lost}")
     clock.advance(6 if lost != ":alive" else 0)
     assert pool.status().leased == (0 if lost == ":holders" else 2), "who holds one holds it"
@@ -579,11 +579,11 @@ def test_who_waits_is_served_in_order(url: str, name: str) -> None:
         with pool.acquire(timeout=LONG):
             order.append(number)
 
-    line = pool._plans.site.place.line._places
+    line = pool._runner.backend.waiters._places
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for number, thread in enumerate(threads):
         thread.start()
-        wait_until(partial(lambda number: len(line.get(pool._plans.site.channel, ())) > number, number), "it waits")
+        wait_until(partial(lambda number: len(line.get(pool._runner.channel, ())) > number, number), "it waits")
     held.release()
     for thread in threads:
         thread.join()
@@ -599,7 +599,7 @@ def test_processes_are_served_in_order(redis_server: Server, name: str) -> None:
     held = first.acquire(timeout=0)
 
     def ask(pool: Pool, who: str) -> int:
-        return int(pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0])
+        return int(pool._runner.execute(pool._terms.operation("acquire", who, 1))[0])
 
     assert ask(first, "dies") == 0
     assert ask(second, "second") == 0
@@ -662,13 +662,13 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
 
 def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when it is taken for dead."""
-    pool, errands = Pool(name, store=url), []
-    monkeypatch.setattr(pool._plans.site, "insist", lambda step, *_: errands.append(step.name))
+    pool, retries = Pool(name, store=url), []
+    monkeypatch.setattr(pool._runner, "retry_in_background", lambda step, *_: retries.append(step.name))
     for timeout, left in [(0.01, ["settle"]), (0, [])]:
         with pytest.raises(PoolExhausted):
             pool.acquire(timeout=timeout)
-        assert errands == left, "who may not wait does not stand there"
-        errands.clear()
+        assert retries == left, "who may not wait does not stand there"
+        retries.clear()
 
 
 def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
@@ -731,14 +731,14 @@ def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, n
     use(pool, cooldown=1)
     use(pool, cooldown=1)
     for who in ("first", "second"):
-        assert pool._plans.site.step(pool._plans.leases.step("acquire", who, 1))[0] == 0
+        assert pool._runner.execute(pool._terms.operation("acquire", who, 1))[0] == 0
     with client.pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(f"pool:{{{name}}}")
         heard.get_message(timeout=LONG)
         clock.advance(1)
-        assert pool._plans.site.step(pool._plans.leases.step("acquire", "first", 1))[0] == 1
+        assert pool._runner.execute(pool._terms.operation("acquire", "first", 1))[0] == 1
         wait_until(lambda: heard.get_message(timeout=0.1), "it is told")
-        assert pool._plans.site.step(pool._plans.leases.step("acquire", "second", 1))[0] == 1
+        assert pool._runner.execute(pool._terms.operation("acquire", "second", 1))[0] == 1
         assert heard.get_message(timeout=0.2) is None, "nobody waits"
     pool.close()
 
@@ -747,7 +747,7 @@ def test_pools_that_are_empty_are_swept(name: str, clock: ManualClock) -> None:
     empty, pool = Pool(name, clock=clock), Pool(f"{name}'", clock=clock)
     pool.add("a")
     empty.status()
-    states = empty._plans.site.place._states  # type: ignore[attr-defined]  # that of memory has them
+    states = empty._runner.backend.states._states  # type: ignore[attr-defined]  # that of memory has them
     for _ in range(1024):
         pool.status()
     assert ("pool", name) not in states and ("pool", f"{name}'") in states
@@ -794,7 +794,7 @@ def test_what_is_left_of_who_waited(redis_server: Server) -> None:
     pool = Pool("full", store=redis_server.patient_url, quota="5/minute")
     pool.add("a")
     with pool.acquire():
-        assert pool._plans.site.step(pool._plans.leases.step("acquire", "waits", 1))[0] == 0
+        assert pool._runner.execute(pool._terms.operation("acquire", "waits", 1))[0] == 0
         ends = {key: client.pttl(key) for key in redis_server.names() if key.startswith("pool:{full}")}
         for part in (":waiting", ":alive", ":order"):
             assert 0 < ends["pool:{full}" + part] <= 3_600_000, part

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis as AsyncRedis
 
-from headgate.coordination import AsyncWaitQueue, WaitQueue, crowd
-from headgate.coordination.errand import _UNDER_WAY
+from headgate.coordination import AsyncWaitQueue, WaitQueue, heartbeat
+from headgate.coordination.background import _PENDING
 from headgate.coordination.queue import JOINING
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
@@ -199,9 +199,9 @@ async def test_10_000_tasks_stand_in_line(
     url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
-    alive = crowd.ALIVE
+    alive = heartbeat.ALIVE
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 300.0)  # a slow machine takes long to get them there
-    monkeypatch.setattr(crowd, "ALIVE", 300.0)
+    monkeypatch.setattr(heartbeat, "ALIVE", 300.0)
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
     assert await queue.size() == 0
     server = servers.at(url)
@@ -210,11 +210,11 @@ async def test_10_000_tasks_stand_in_line(
     async with asyncio.timeout(120):
         while await queue.size() < 10_000:  # noqa: ASYNC110  # nobody tells when they stand in line
             await asyncio.sleep(0.1)
-    monkeypatch.setattr(crowd, "ALIVE", alive)
-    [ours] = [each for each in crowd._CROWDS.values() if len(each._all) == 10_000]
-    begun = ours._begun
-    await asyncio.sleep(alive + crowd.BEAT)
-    await until_async(lambda: ours._begun > begun)  # they were spoken for meanwhile
+    monkeypatch.setattr(heartbeat, "ALIVE", alive)
+    [ours] = [each for each in heartbeat._HEARTBEATS.values() if len(each._entries) == 10_000]
+    begun = ours._round_began
+    await asyncio.sleep(alive + heartbeat.INTERVAL)
+    await until_async(lambda: ours._round_began > begun)  # they were spoken for meanwhile
     assert await queue.size() == 10_000
     assert not any(task.done() for task in tasks)
     if server:
@@ -249,7 +249,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
         task.cancel()
     await asyncio.gather(*takers[1:], *standing, return_exceptions=True)
     # each is taken out of the line in the background; the next test wants a server at rest
-    while any(errand._site is line._plans.site for errand in list(_UNDER_WAY)):  # noqa: ASYNC110  # nobody tells
+    while any(retry.runner is line._runner for retry in list(_PENDING)):  # noqa: ASYNC110  # nobody tells
         await asyncio.sleep(0.01)
     assert await line.size() == 0
 
@@ -279,10 +279,10 @@ def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) ->
 def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: ManualClock) -> None:
     queue = WaitQueue(name, store=url, clock=clock)
     queue.enqueue("a", timeout=1)
-    queue._plans.site.step(Operation("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
+    queue._runner.execute(Operation("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
     clock.advance(59)
     assert queue.position("a") == 0
-    queue._plans.site.step(Operation("cancel", ("other", "a", 60_000_000, 0, 0, "v")))
+    queue._runner.execute(Operation("cancel", ("other", "a", 60_000_000, 0, 0, "v")))
     assert queue.position("a") == 0, "of whoever waits for it no longer"
     clock.advance(1)
     assert queue.position("a") is None
@@ -293,7 +293,7 @@ async def test_one_that_nobody_tells_hears_of_it(
 ) -> None:
     """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
-    monkeypatch.setattr(crowd, "ALIVE", 3.0)
+    monkeypatch.setattr(heartbeat, "ALIVE", 3.0)
     async with AsyncRedis.from_url(redis_server.bare_url) as client:
         queue = AsyncWaitQueue(name, store=RedisStore(client))
         direct = WaitQueue(name, store=redis_server.patient_url)
@@ -306,12 +306,12 @@ async def test_one_that_nobody_tells_hears_of_it(
 
 
 def test_a_full_queue_cancels_nobody(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, errands = WaitQueue(name, store=url, max_length=1), []
-    monkeypatch.setattr(queue._plans.site, "insist", lambda *errand: errands.append(errand))
+    queue, retries = WaitQueue(name, store=url, max_length=1), []
+    monkeypatch.setattr(queue._runner, "retry_in_background", lambda *retry: retries.append(retry))
     queue.enqueue("a")
     with pytest.raises(QueueFull):
         queue.wait("b")
-    assert not errands
+    assert not retries
 
 
 def test_who_waits_is_told_by_message(redis_server: Server, name: str) -> None:
@@ -339,10 +339,10 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
 ) -> None:
     """Neither answers nor who was served; and who comes again was not served."""
     queue = WaitQueue(name, store=url, clock=clock)
-    site = queue._plans.site
+    runner = queue._runner
 
     def look() -> str:
-        return str(site.step(Operation("status", ("", "a", 1, 0, 0)))[0])
+        return str(runner.execute(Operation("status", ("", "a", 1, 0, 0)))[0])
 
     queue.enqueue("a", timeout=3)
     assert queue.dequeue() == "a" and look() == "served"
@@ -355,7 +355,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
     clock.advance(60.001)
     assert look() == "gone"
     if url == "memory://":
-        state = site.place._states.get(("token_queue", name))  # type: ignore[attr-defined]  # that of memory has them
+        state = runner.backend.states._states.get(("token_queue", name))  # type: ignore[attr-defined]  # that of memory has them
         assert state is None or not (state.answers or state.called or state.served or state.told or state.waiters)
     else:
         assert (server := servers.at(url))
@@ -377,7 +377,7 @@ def test_redis_comes_back_while_somebody_waits(node: Any, name: str) -> None:
     node.thaw()
     wait_until(lambda: _position(queue, "b") is not None, "it stands in line")
     node.freeze()
-    queue._plans.site.place.line.wake(entry_channel(queue._plans.site.channel, "b"))  # as a message would
+    queue._runner.backend.waiters.wake(entry_channel(queue._runner.channel, "b"))  # as a message would
     time.sleep(0.7)
     assert thread.is_alive()
     node.thaw()
@@ -463,23 +463,23 @@ def test_bad_calls(url: str, name: str) -> None:
 
 def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, asked = WaitQueue(name, store=url), 0
-    place = queue._plans.site.place
-    step = place.step
+    states = queue._runner.backend.states
+    run = states.run
 
     def count(machine: StateMachine, name: str, what: Operation) -> Reply:
         nonlocal asked
         asked += threading.current_thread() is threading.main_thread()
-        return step(machine, name, what)
+        return run(machine, name, what)
 
-    monkeypatch.setattr(place, "step", count)
+    monkeypatch.setattr(states, "run", count)
     thread = threading.Thread(target=queue.dequeue, args=(LONG,))
     thread.start()
-    line = queue._plans.site.place.line
-    wait_until(lambda: len(line._places.get(queue._plans.site.channel, ())) == 1, "it waits")
+    line = queue._runner.backend.waiters
+    wait_until(lambda: len(line._places.get(queue._runner.channel, ())) == 1, "it waits")
     for _ in range(50):
         assert queue.dequeue(timeout=0) is None
     assert asked == 50
-    assert len(line._places[queue._plans.site.channel]) == 1, "places of those who left are kept"
+    assert len(line._places[queue._runner.channel]) == 1, "places of those who left are kept"
     queue.enqueue("1")
     thread.join()
 

@@ -1,11 +1,11 @@
 """One machine at two places, step by step: Redis must answer what memory answers, and again what it answered before."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.coordination.memory import Memory
-from headgate.coordination.redis import Redis
-from headgate.coordination.states.machine import Operation, StateMachine
+from headgate.coordination.backend import MemoryStates
+from headgate.coordination.redis_states import RedisStates
+from headgate.coordination.states.machine import Operation, Reply, StateMachine
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.servers import Server
@@ -23,15 +23,15 @@ class Twins:
         self.name = name
         self.server = server
         self.store = RedisStore(url or server.url, timeout=timeout, clock=self.clock)
-        self.redis = Redis(self.store)
-        self.ask = self.redis.step
-        self.memory = Memory(self.clock)
+        self.redis = RedisStates(self.store)
+        self.ask: Callable[[StateMachine, str, Operation], Reply] = self.redis.run
+        self.memory = MemoryStates(self.clock)
 
     def step(self, op: str, *arguments: str | int, times: int = 1) -> list[Any]:
         """Both answers, which are equal, however often it is asked."""
         answers = []
         for _ in range(times):
-            answers.append(self.memory.step(self.machine, self.name, Operation(op, arguments)))
+            answers.append(self.memory.run(self.machine, self.name, Operation(op, arguments)))
             answers.append(self.ask(self.machine, self.name, Operation(op, arguments)))
         for answer in answers[1:]:
             assert self.comparable(answer) == self.comparable(answers[0]), (op, arguments, answers)

@@ -5,15 +5,15 @@ from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
 Each works on ``memory://`` within a process and on Redis between many; each has an Async twin with the same methods,
 awaited. See docs/coordination.md.
 
-lock.py      Lock; holds.py: which thread or task holds it
-breaker.py   CircuitBreaker; inside.py: which calls are inside it
-pool.py      Pool; leases.py: what it gives out; members.py: the rules and the status of its members
-feedback.py  what an HTTP answer or an exception says about a call: success, failure, how long to wait
-queue.py     WaitQueue; crowd.py: those of this process who stand in one
-states/      the state machine of each, in Lua for Redis and in Python for memory
-place.py     where states are: memory.py or redis.py (subscription.py: its wake-ups)
-site.py      one tool at one place: runs what it does, for threads and for asyncio
-renewal.py   keeps what is held; errand.py: does what nobody waits for; both by timers.py
+lock.py      Lock; ownership.py: its acquisitions, and which thread or task they belong to
+breaker.py   CircuitBreaker; active_calls.py: the calls that run through it
+pool.py      Pool; leases.py: what it gives out; members.py: rules and status of its members; feedback.py: what an HTTP
+             answer or an exception says about a member
+queue.py     WaitQueue; heartbeat.py: heartbeats for the entries of this process
+states/      what each of them does to its state, in Lua for Redis and in Python for memory
+backend.py   where states are, in memory or in a store; redis_states.py: in Redis
+runner.py    runs operations and waits in line, for threads and for asyncio; background.py: retries what failed
+renewal.py   renews locks and leases in time; timers.py: the threads that do it
 """
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker

@@ -1,145 +1,160 @@
-"""What a pool gives out: a member for a time, kept alive while it is used, settled in the end."""
+"""What a pool gives out: a member for a time, renewed while it is used, settled in the end."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from types import TracebackType
 from typing import Any, Self
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.arguments import duration
 from headgate.coordination.feedback import Feedback, Learn, checked_feedback, is_failure, of_response
-from headgate.coordination.memory import Memory
-from headgate.coordination.renewal import keep
-from headgate.coordination.site import Plan, Site
+from headgate.coordination.renewal import keep_renewed
+from headgate.coordination.runner import Plan, Runner
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.pool import UNANSWERED
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
+PATIENCE = 5.0  # seconds without a request after which a waiter is taken for dead
 
-class Lease:
-    """One lease as a value: what both kinds of `Leased` share."""
 
-    def __init__(self, id: str, member: str, until: int) -> None:
-        self.id = id
-        self.member = member
-        self.until = until  # by our own clock, a little before it ends in the store
+class LeaseTerms:
+    """What all leases of a `Pool` object have in common: their length, and the rules that every operation takes."""
+
+    def __init__(self, runner: Runner, lease: float, rules: str) -> None:
+        self.runner = runner
+        self.clock = runner.clock
+        self.lease = lease  # seconds
+        self.lease_us = round(lease * MICROSECONDS)
+        self._common = (self.lease_us, round(PATIENCE * MICROSECONDS), rules)
+        # What two clocks may differ by in a lease.
+        self.margin = 0 if runner.backend.in_process else self.lease_us // 20
+
+    def operation(self, name: str, id: str, *arguments: str | int) -> Operation:
+        return Operation(name, (id, *self._common, *arguments))
+
+
+class MemberLease:
+    """One lease of a member, from the first request until it is settled or lost."""
+
+    def __init__(self, terms: LeaseTerms, waits: bool) -> None:
+        self.terms = terms
+        self.id = secrets.token_hex(12)
+        self.waits = waits  # in the queue of the pool, if no member is free
+        self.requested = self.undecided = False
+        self.ready_in = -1  # microseconds until a member may be free; not above 0: that cannot be said
+        self.member = ""
+        self.until = 0  # by our own clock, a little before it ends in the store
         self.feedback: Feedback | None = None
-        self.excused = False
+        self.ignores_errors = False
         self.unanswered = False
         self.over = False
         self.lost = False
         self.process = os.getpid()
         self.timer: Timer | None = None
 
-    def end(self) -> None:
+    def attempt(self) -> Plan[tuple[bool | None, float]]:
+        """Ask for a member once. See `wait_in_line`."""
+        terms = self.terms
+        sent, self.requested, self.undecided = terms.clock.now(), True, True
+        granted, member, self.ready_in = yield terms.operation("acquire", self.id, int(self.waits))
+        self.undecided = False
+        if granted == 1:
+            self.member, self.until = member, sent + terms.lease_us - terms.margin
+            return True, 0.0
+        poll = terms.runner.backend.states.poll
+        return None, min(poll, self.ready_in / MICROSECONDS) if self.ready_in > 0 else poll
+
+    def withdraw(self) -> None:
+        """Give up the request: leave the queue, and give back a member that may have been granted."""
+        if self.requested and (self.waits or self.undecided):
+            self._settle_in_background(self.terms.operation("settle", self.id, "", 0, 0, 0))
+
+    def renew(self) -> Plan[bool]:
+        if self.over:
+            return False
+        sent = self.terms.clock.now()
+        try:
+            [ours] = yield self.terms.operation("renew", self.id)
+        except StoreUnavailable:
+            ours = self.terms.clock.now() < self.until  # there is time for another try, or there is not
+        else:
+            self.until = sent + self.terms.lease_us - self.terms.margin
+        if not ours and not self.over:
+            self.lost = True
+            self._end()
+        return bool(ours)
+
+    def is_lost(self) -> bool:
+        return self.lost or (not self.over and self.terms.clock.now() >= self.until)
+
+    def seconds_to_renewal(self) -> float:
+        """A third of the lease, or less when a renewal has failed."""
+        left = max((self.until - self.terms.clock.now()) / MICROSECONDS, 0.0)
+        return self.terms.lease / 3 if left > self.terms.lease / 2 else min(self.terms.lease / 10, left)
+
+    def release(self, cooldown: float, failed: bool, retire: bool) -> Plan[bool]:
+        """Settle it with what was observed, and with what is said here on top of that."""
+        seen = self.feedback or Feedback()
+        outcome = "failure" if failed else seen.outcome
+        longest = max(duration("cooldown", cooldown), seen.cooldown)
+        return (yield from self._settle(Feedback(outcome, longest, retire or seen.retire)))
+
+    def leave(self, error: BaseException | None) -> Plan[bool]:
+        """Settle it at the end of a ``with`` block: with what was observed, else an exception is a failure.
+
+        A cancelled block says nothing about the member, nor does a refusal by headgate itself.
+        """
+        verdict = self.feedback
+        if verdict is None:
+            failed = error is not None and is_failure(error) and not self.ignores_errors
+            verdict = Feedback("success" if error is None else "failure" if failed else "")
+        return (yield from self._settle(verdict))
+
+    def _settle(self, outcome: Feedback) -> Plan[bool]:
+        """Give the member back; False if the lease was over before, or is that of a parent process."""
+        if self.over or self.process != os.getpid():
+            return False
+        in_time = not self.is_lost()
+        self._end()
+        cooldown = round(outcome.cooldown * MICROSECONDS)
+        used = UNANSWERED if self.unanswered else 1
+        settle = self.terms.operation("settle", self.id, outcome.outcome, cooldown, int(outcome.retire), used)
+        try:
+            [ours] = yield settle
+        except StoreUnavailable:
+            self._settle_in_background(settle)
+            return in_time
+        except BaseException:
+            self._settle_in_background(settle)
+            raise
+        self.lost = not ours
+        return bool(ours)
+
+    def _settle_in_background(self, settle: Operation) -> None:
+        self.terms.runner.retry_in_background(settle, self.terms.clock.now() + self.terms.lease_us, self.process)
+
+    def _end(self) -> None:
         self.over = True
         if self.timer:
             self.timer.cancel()
 
 
-class Leases:
-    """What happens to leases, from when they are granted. *common*: what every step of the pool takes after its id."""
+class _AnyLeased:
+    """What `Leased` and `AsyncLeased` share: all that needs no answer of the store."""
 
-    def __init__(self, site: Site, lease: float, common: tuple[str | int, ...]) -> None:
-        self.site = site
-        self.clock = site.clock
-        self.lease = lease
-        self.lease_us = round(lease * MICROSECONDS)
-        self.common = common
-        # what two clocks may differ by in a lease
-        self.margin = 0 if isinstance(site.place, Memory) else self.lease_us // 20
-
-    def granted(self, id: str, member: str, sent: int) -> Lease:
-        """The lease that was asked for at that time."""
-        return Lease(id, member, self._until(sent))
-
-    def settle(self, lease: Lease, outcome: Feedback) -> Plan[bool]:
-        """Give it back; False if the lease was over before. A parent's is not its child's."""
-        if lease.over or lease.process != os.getpid():
-            return False
-        in_time = not self.is_lost(lease)
-        lease.end()
-        cooldown = round(outcome.cooldown * MICROSECONDS)
-        used = UNANSWERED if lease.unanswered else 1
-        step = self.step("settle", lease.id, outcome.outcome, cooldown, int(outcome.retire), used)
-        try:
-            [ours] = yield step
-        except StoreUnavailable:
-            self.insist(step, lease.process)
-            return in_time
-        except BaseException:
-            self.insist(step, lease.process)
-            raise
-        lease.lost = not ours
-        return bool(ours)
-
-    def renew(self, lease: Lease) -> Plan[bool]:
-        if lease.over:
-            return False
-        sent = self.clock.now()
-        try:
-            [ours] = yield self.step("renew", lease.id)
-        except StoreUnavailable:
-            ours = self.clock.now() < lease.until  # there is time for another try, or there is not
-        else:
-            lease.until = self._until(sent)
-        if not ours and not lease.over:
-            lease.lost = True
-            lease.end()
-        return bool(ours)
-
-    def is_lost(self, lease: Lease) -> bool:
-        return lease.lost or (not lease.over and self.clock.now() >= lease.until)
-
-    def next_renewal(self, lease: Lease) -> float:
-        """A third of the lease, sooner when that has failed."""
-        left = max((lease.until - self.clock.now()) / MICROSECONDS, 0.0)
-        return self.lease / 3 if left > self.lease / 2 else min(self.lease / 10, left)
-
-    def release(self, lease: Lease, cooldown: float, failed: bool, retire: bool) -> Plan[bool]:
-        """What was observed counts, and what is said here on top of it."""
-        seen = lease.feedback or Feedback()
-        outcome = "failure" if failed else seen.outcome
-        longest = max(duration("cooldown", cooldown), seen.cooldown)
-        return (yield from self.settle(lease, Feedback(outcome, longest, retire or seen.retire)))
-
-    def leave(self, lease: Lease, error: BaseException | None) -> Plan[bool]:
-        """The end of a ``with`` block: what was observed counts; else an exception is a failure, and no word a success.
-
-        A cancelled block says nothing about the member, nor does one that something of ours refused.
-        """
-        verdict = lease.feedback
-        if verdict is None:
-            blamed = error is not None and is_failure(error) and not lease.excused
-            verdict = Feedback("success" if error is None else "failure" if blamed else "")
-        return (yield from self.settle(lease, verdict))
-
-    def step(self, op: str, id: str, *arguments: str | int) -> Operation:
-        return Operation(op, (id, *self.common, *arguments))
-
-    def insist(self, step: Operation, process: int) -> None:
-        """Settle in the background: nobody waits for it."""
-        self.site.insist(step, self.clock.now() + self.lease_us, process)
-
-    def _until(self, sent: int) -> int:
-        return sent + self.lease_us - self.margin
-
-
-class Lent:
-    """A member that is ours for a lease: what needs nobody's answer."""
-
-    def __init__(self, leases: Leases, lease: Lease) -> None:
-        self._leases = leases
+    def __init__(self, lease: MemberLease) -> None:
         self._lease = lease
+        self._runner = lease.terms.runner
         self.member = lease.member
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out before it was renewed or released, for all we know; asks nobody."""
-        return self._leases.is_lost(self._lease)
+        """Whether the lease ran out before it was renewed or released, for all we know; asks no store."""
+        return self._lease.is_lost()
 
     @property
     def unanswered(self) -> bool:
@@ -159,55 +174,54 @@ class Lent:
         self._lease.unanswered = False
         return verdict
 
-    def excuse(self) -> None:
+    def ignore_errors(self) -> None:
         """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
-        self._lease.excused = True
+        self._lease.ignores_errors = True
+
+    excuse = ignore_errors  # its name in the first versions
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._leases.site.name!r}>"  # the member may be a secret
+        return f"<{type(self).__name__} of {self._runner.name!r}>"  # the member may be a secret
 
 
-class Leased(Lent):
+class Leased(_AnyLeased):
     """What `Pool.acquire` gives: `member` is ours for a lease. Within ``with`` it is renewed; released at the end."""
 
     def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
-        return self._leases.site.run(lambda _: self._leases.renew(self._lease))
+        return self._runner.run(self._lease.renew())
 
     def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
-        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds.
+        """Give the member back; False if the lease was over. No caller gets it again for *cooldown* seconds.
 
         What was observed counts too: the longer cooldown, and a failure or a retirement of either.
         """
-        return self._leases.site.run(lambda _: self._leases.release(self._lease, cooldown, failed, retire))
+        return self._runner.run(self._lease.release(cooldown, failed, retire))
 
     def __enter__(self) -> Self:
-        keep(self._leases, self._lease)
+        keep_renewed(self._runner, self._lease)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._leases.site.run(lambda _: self._leases.leave(self._lease, error))
+        self._runner.run(self._lease.leave(error))
 
 
-class AsyncLeased(Lent):
+class AsyncLeased(_AnyLeased):
     """`Leased` for asyncio."""
 
     async def renew(self) -> bool:
         """Begin the lease anew; False if it was over."""
-        return await self._leases.site.arun(lambda _: self._leases.renew(self._lease))
+        return await self._runner.arun(self._lease.renew())
 
     async def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
-        """Give the member back; False if the lease was over. It is not had again for *cooldown* seconds.
-
-        What was observed counts too: the longer cooldown, and a failure or a retirement of either.
-        """
-        return await self._leases.site.arun(lambda _: self._leases.release(self._lease, cooldown, failed, retire))
+        """Give the member back; False if the lease was over. See `Leased.release`."""
+        return await self._runner.arun(self._lease.release(cooldown, failed, retire))
 
     async def __aenter__(self) -> Self:
-        keep(self._leases, self._lease, asyncio.get_running_loop())
+        keep_renewed(self._runner, self._lease, asyncio.get_running_loop())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self._leases.site.arun(lambda _: self._leases.leave(self._lease, error))
+        await self._runner.arun(self._lease.leave(error))

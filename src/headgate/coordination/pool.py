@@ -5,39 +5,30 @@
     with pool.acquire(timeout=10.0) as leased:
         leased.observe(requests.get(url, headers={"Authorization": leased.member}))
 
-Who asks gets the member that was used longest ago, for a lease; it is back when it is released, or when its holder
-died and the lease is over. A member may have a quota and a breaker of its own, and cool down for as long as the other
-side asks: what one worker learns counts for all. Who finds nothing free waits in line, and is told exactly how long it
-may take. One script admits, one settles.
+A caller gets the member that was used longest ago, for a lease. The member is back when the caller releases it, or when
+the lease of a caller that died is over. A member may have a quota and a breaker of its own, and cool down for as long
+as the other side asks: what one worker learns counts for all. A caller that finds no free member waits in line, and is
+told exactly how long it may take. One script admits, one settles.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for
-from headgate.coordination.leases import AsyncLeased, Lease, Leased, Leases
+from headgate.coordination.leases import AsyncLeased, Leased, LeaseTerms, MemberLease
 from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
-from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
+from headgate.coordination.runner import Plan, Runner, Ticket, wait_in_line
 from headgate.coordination.states.pool import POOL
-from headgate.errors import PoolExhausted, StoreUnavailable
+from headgate.errors import PoolExhausted
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-T = TypeVar("T")
-
-PATIENCE = 5.0  # seconds without a word after which whoever waits is taken for dead
-MANY = 100  # members; to look at more takes Redis a while
-RECENT = 1 * MICROSECONDS  # how long what was seen of so many will do to say why there is nothing
-
-
-def _check(member: str) -> str:
-    return check_key(member, "member", secret=True)  # it may be a token, and errors are logged
+MANY = 100  # members; to ask for the status of more takes Redis a while
+RECENT = 1 * MICROSECONDS  # how long the status of so many is good enough to say why no member is free
 
 
 class Preset(TypedDict):
@@ -52,104 +43,10 @@ class Preset(TypedDict):
 CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "successes": 3}
 
 
-class Plans:
-    """What both pools do."""
+class _AnyPool:
+    """What `Pool` and `AsyncPool` share: the constructor, and what is done, as plans."""
 
-    def __init__(
-        self,
-        name: str,
-        store: str | Store,
-        lease: float,
-        slots: int | None,
-        quota: Quotas,
-        failures: int | None,
-        open_for: float | None,
-        successes: int | None,
-        clock: Clock | None,
-    ) -> None:
-        lease = held_for("lease", lease)
-        given = encode_rules(slots, quota, failures, open_for, successes)
-        self.site = Site(POOL, name, store, clock)
-        self.clock = self.site.clock
-        common = (round(lease * MICROSECONDS), round(PATIENCE * MICROSECONDS), given)
-        self.leases = Leases(self.site, lease, common)
-        self._seen: tuple[PoolStatus, int] | None = None  # of many members, and when
-
-    def acquire(self, turn: Turn, timeout: float | None) -> Plan[Lease]:
-        until = deadline(self.clock, timeout)
-        id, process = secrets.token_hex(12), os.getpid()
-        waits = 0 if timeout == 0 else 1
-        asked = under_way = False
-        wait = -1
-        with turn:
-            try:
-                while True:
-                    pause: float | None = None  # until it is first
-                    problem = None
-                    # who may not wait asks once, first or not: the pool knows of those who were before
-                    if turn.first or not (asked or until is None or self.clock.now() < until):
-                        asked, pause = True, self.site.place.poll
-                        sent, under_way = self.clock.now(), True
-                        try:
-                            granted, member, wait = yield self.leases.step("acquire", id, waits)
-                        except StoreUnavailable as error:
-                            problem, pause = error, RETRY
-                        else:
-                            under_way = False
-                            if granted == 1:
-                                return self.leases.granted(id, member, sent)
-                            if wait > 0:
-                                pause = min(self.site.place.poll, wait / MICROSECONDS)
-                        turn.listen()
-                    left = None if until is None else (until - self.clock.now()) / MICROSECONDS
-                    if problem and (left is None or left <= 0):
-                        raise problem
-                    if left is not None and left <= 0:
-                        raise (yield from self._exhausted(wait))
-                    yield shorter(pause, left)
-            except BaseException:
-                if asked and (waits or under_way):  # it stands in the queue, or may have got what nobody heard of
-                    self.leases.insist(self.leases.step("settle", id, "", 0, 0, 0), process)
-                raise
-
-    def add(self, members: tuple[str, ...], restore: bool) -> Plan[None]:
-        yield self.leases.step("add" if restore else "add_new", "", *map(_check, members))
-
-    def retire(self, members: tuple[str, ...]) -> Plan[None]:
-        yield self.leases.step("retire", "", *map(_check, members))
-
-    def status(self) -> Plan[PoolStatus]:
-        return parse_status((yield self.leases.step("status", "")))
-
-    def _exhausted(self, wait: int) -> Plan[PoolExhausted]:
-        """*wait*: until the next is ready, or a lease is over; not above 0: nobody can tell."""
-        now = self.clock.now()
-        if self._seen and now < self._seen[1] + RECENT:
-            seen, _ = self._seen
-        else:
-            seen = yield from self.status()
-            self._seen = (seen, now) if len(seen.members) > MANY else None
-        reasons = {reason: getattr(seen, reason) for reason in REASONS}
-        return PoolExhausted(self.site.name, wait / MICROSECONDS if wait > 0 else None, reasons)
-
-
-class Pool:
-    """A pool of tokens, User-Agents or the like that threads and processes share.
-
-    name       what is shared
-    store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    lease      seconds after which the member of a holder that died is back
-    slots      how many may have the same member at once (1)
-    quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
-    failures   in a row that open a member's breaker; None: it has none
-    open_for   seconds that the breaker keeps it out (600)
-    successes  that close it again (3)
-    clock      a `headgate.testing.ManualClock`, in tests
-
-    The rules (slots, quota, failures, open_for, successes) of whoever added members last count for all who use it, and
-    for all members. Who gives none changes none: an operator's script may add members without knowing them. Who gives
-    one gives all: ``slots=1`` alone means no quota and no breaker. `CRAWLER` has those for careful crawlers.
-    """
+    _for_tasks = False
 
     def __init__(
         self,
@@ -164,38 +61,94 @@ class Pool:
         successes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
-        self._plans.site.place.check(tasks=False)
+        lease = held_for("lease", lease)
+        rules = encode_rules(slots, quota, failures, open_for, successes)
         self.name = name
+        self._runner = Runner(POOL, name, store, clock, tasks=self._for_tasks)
+        self._terms = LeaseTerms(self._runner, lease, rules)
+        self._last_status: tuple[PoolStatus, int] | None = None  # of many members, and when it was asked for
 
     def __repr__(self) -> str:
-        return f"<Pool {self._plans.site!r}>"
+        return f"<{type(self).__name__} {self._runner!r}>"
+
+    def _acquire_plan(self, ticket: Ticket, timeout: float | None) -> Plan[MemberLease]:
+        until = deadline(self._runner.clock, timeout)
+        lease = MemberLease(self._terms, waits=timeout != 0)
+        try:
+            if (yield from wait_in_line(ticket, lease.attempt, until)):
+                return lease
+            raise (yield from self._exhausted(lease))
+        except BaseException:
+            lease.withdraw()
+            raise
+
+    def _add_plan(self, members: tuple[str, ...], restore: bool) -> Plan[None]:
+        yield self._terms.operation("add" if restore else "add_new", "", *map(_check, members))
+
+    def _retire_plan(self, members: tuple[str, ...]) -> Plan[None]:
+        yield self._terms.operation("retire", "", *map(_check, members))
+
+    def _status_plan(self) -> Plan[PoolStatus]:
+        return parse_status((yield self._terms.operation("status", "")))
+
+    def _exhausted(self, lease: MemberLease) -> Plan[PoolExhausted]:
+        """Why *lease* was not granted, and when to ask again."""
+        now = self._runner.clock.now()
+        if self._last_status and now < self._last_status[1] + RECENT:
+            status, _ = self._last_status
+        else:
+            status = yield from self._status_plan()
+            self._last_status = (status, now) if len(status.members) > MANY else None
+        reasons = {reason: getattr(status, reason) for reason in REASONS}
+        return PoolExhausted(self.name, lease.ready_in / MICROSECONDS if lease.ready_in > 0 else None, reasons)
+
+
+def _check(member: str) -> str:
+    return check_key(member, "member", secret=True)  # it may be a token, and errors are logged
+
+
+class Pool(_AnyPool):
+    """A pool of tokens, User-Agents or the like that threads and processes share.
+
+    name       what is shared
+    store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+    lease      seconds after which the member of a holder that died is back
+    slots      how many callers may have the same member at once (1)
+    quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
+    failures   in a row that open a member's breaker; None: it has none
+    open_for   seconds that the breaker keeps it out (600)
+    successes  that close it again (3)
+    clock      a `headgate.testing.ManualClock`, in tests
+
+    The rules (slots, quota, failures, open_for, successes) of the process that added members last count for all
+    processes and all members. A pool that is given no rules changes none: an operator's script may add members without
+    knowing them. A pool that is given one is given all: ``slots=1`` alone means no quota and no breaker. `CRAWLER` has
+    those for careful crawlers.
+    """
 
     def add(self, *members: str, restore: bool = True) -> None:
         """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
-        self._run(lambda _: self._plans.add(members, restore))
+        self._runner.run(self._add_plan(members, restore))
 
     def retire(self, *members: str) -> None:
-        """Give members to nobody any more; who has one may finish."""
-        self._run(lambda _: self._plans.retire(members))
+        """Lease these members no more; a caller that has one may finish."""
+        self._runner.run(self._retire_plan(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
-        return Leased(self._plans.leases, self._run(lambda turn: self._plans.acquire(turn, timeout)))
+        ticket = self._runner.ticket()
+        return Leased(self._runner.run(self._acquire_plan(ticket, timeout), ticket))
 
     def status(self) -> PoolStatus:
-        """Who is ready, in use, cooling, limited, open or retired, and until when."""
-        return self._run(lambda _: self._plans.status())
+        """Which members are ready, leased, cooling, limited, open or retired, and until when."""
+        return self._runner.run(self._status_plan())
 
     def close(self) -> None:
-        """Let go of the connections, which all tools on this store share; the next call makes new ones."""
-        self._plans.site.place.close()
-
-    def _run(self, plan: Callable[[Turn], Plan[T]]) -> T:
-        return self._plans.site.run(plan)
+        """Close the connections, which all tools on this store share; the next call makes new ones."""
+        self._runner.backend.close()
 
 
-class Acquiring(Coroutine[Any, Any, AsyncLeased]):
+class AcquiringLease(Coroutine[Any, Any, AsyncLeased]):
     """What `AsyncPool.acquire` gives: await it for a lease, make a task of it, or use it with ``async with``."""
 
     def __init__(self, acquire: Coroutine[Any, Any, AsyncLeased]) -> None:
@@ -225,56 +178,35 @@ class Acquiring(Coroutine[Any, Any, AsyncLeased]):
         await self._leased.__aexit__(kind, error, at)
 
 
-class AsyncPool:
+class AsyncPool(_AnyPool):
     """`Pool` for asyncio: the same arguments, the same methods, awaited.
 
     async with pool.acquire(timeout=10.0) as leased:
         leased.observe(await client.get(url, headers={"Authorization": leased.member}))
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        store: str | Store = "memory://",
-        lease: float = 30.0,
-        slots: int | None = None,
-        quota: Quotas = None,
-        failures: int | None = None,
-        open_for: float | None = None,
-        successes: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._plans = Plans(name, store, lease, slots, quota, failures, open_for, successes, clock)
-        self._plans.site.place.check(tasks=True)
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<AsyncPool {self._plans.site!r}>"
+    _for_tasks = True
 
     async def add(self, *members: str, restore: bool = True) -> None:
         """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
-        await self._run(lambda _: self._plans.add(members, restore))
+        await self._runner.arun(self._add_plan(members, restore))
 
     async def retire(self, *members: str) -> None:
-        """Give members to nobody any more; who has one may finish."""
-        await self._run(lambda _: self._plans.retire(members))
+        """Lease these members no more; a caller that has one may finish."""
+        await self._runner.arun(self._retire_plan(members))
 
-    def acquire(self, timeout: float | None = None) -> Acquiring:
+    def acquire(self, timeout: float | None = None) -> AcquiringLease:
         """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
-        return Acquiring(self._acquire(timeout))
-
-    async def status(self) -> PoolStatus:
-        """Who is ready, in use, cooling, limited, open or retired, and until when."""
-        return await self._run(lambda _: self._plans.status())
-
-    async def aclose(self) -> None:
-        """Let go of this event loop's connections; it does so itself when it ends."""
-        await self._plans.site.place.aclose()
+        return AcquiringLease(self._acquire(timeout))
 
     async def _acquire(self, timeout: float | None) -> AsyncLeased:
-        lease = await self._run(lambda turn: self._plans.acquire(turn, timeout))
-        return AsyncLeased(self._plans.leases, lease)
+        ticket = self._runner.async_ticket()
+        return AsyncLeased(await self._runner.arun(self._acquire_plan(ticket, timeout), ticket))
 
-    def _run(self, plan: Callable[[Turn], Plan[T]]) -> Coroutine[Any, Any, T]:
-        return self._plans.site.arun(plan)
+    async def status(self) -> PoolStatus:
+        """Which members are ready, leased, cooling, limited, open or retired, and until when."""
+        return await self._runner.arun(self._status_plan())
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections; they are closed by themselves when it ends."""
+        await self._runner.backend.aclose()

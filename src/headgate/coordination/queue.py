@@ -1,107 +1,101 @@
-"""A line for a whole fleet: first in, first out, and nobody stands in it longer than its time.
+"""A line for a whole fleet: first in, first out, and no entry stays in it longer than its time.
 
     queue = WaitQueue("tokens", store="redis://...", timeout=60.0)
     queue.enqueue("request-1")
     queue.dequeue()  # "request-1"
 
-Whoever hands something out takes the next from the front with `dequeue`. Whoever wants it stands in line with `wait`,
-and its process says now and then that it is still there; one that died is passed over. Those that are expired,
-cancelled or dead never come out and are never counted. An id stands in line once: who waits with the id of somebody who
-waits takes over its place.
+A worker that hands something out takes the first entry with `dequeue`. A caller that wants something waits in line with
+`wait`, and its process sends heartbeats for it; the entry of a process that died is passed over. Entries that are
+expired, cancelled or dead never come out and are never counted. An id is in line once: a second `wait` with the same id
+takes over the place of the first.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.crowd import ALIVE, standing
-from headgate.coordination.site import RETRY, Plan, Site, Turn, shorter
+from headgate.coordination.heartbeat import ALIVE, heartbeats
+from headgate.coordination.runner import RETRY, Plan, Runner, Ticket, shorter, wait_in_line
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.queue import QUEUE, REPLY_TTL
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-T = TypeVar("T")
-
-JOINING = 10.0  # seconds without a word at first: where thousands join at once, each hears late that it has
+JOINING = 10.0  # seconds that a new entry lives without a heartbeat: where thousands join at once, replies are late
 
 
-class Plans:
-    """What both queues do."""
+class _AnyQueue:
+    """What `WaitQueue` and `AsyncWaitQueue` share: the constructor, and what is done, as plans."""
+
+    _for_tasks = False
 
     def __init__(
-        self, name: str, store: str | Store, timeout: float, max_length: int | None, clock: Clock | None
+        self,
+        name: str,
+        *,
+        store: str | Store = "memory://",
+        timeout: float = 60.0,
+        max_length: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.timeout = seconds("timeout", timeout)
-        self.most = 0 if max_length is None else count("max_length", max_length)
-        self.site = Site(QUEUE, name, store, clock)
-        self.clock = self.site.clock
+        self._timeout = seconds("timeout", timeout)
+        self._max_length = 0 if max_length is None else count("max_length", max_length)
+        self.name = name
+        self._runner = Runner(QUEUE, name, store, clock, tasks=self._for_tasks)
+        self._clock = self._runner.clock
 
-    def enqueue(self, id: str, timeout: float | None) -> Plan[int]:
-        time = self.timeout if timeout is None else seconds("timeout", timeout)
-        [place] = yield self._step("enqueue", check_key(id, "id"), time)
-        self._check(place)
-        return int(place)
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._runner!r}>"
 
-    def dequeue(self, turn: Turn, timeout: float | None) -> Plan[str | None]:
-        until = deadline(self.clock, timeout)
-        process = os.getpid()
-        step = self._step("dequeue")  # one call, however often it is sent: whom it took out once it gives out again
-        asked = under_way = False
-        problem = None
-        with turn:
+    def _enqueue_plan(self, id: str, timeout: float | None) -> Plan[int]:
+        time = self._timeout if timeout is None else seconds("timeout", timeout)
+        [position] = yield self._operation("enqueue", check_key(id, "id"), time)
+        self._check_not_full(position)
+        return int(position)
+
+    def _dequeue_plan(self, ticket: Ticket, timeout: float | None) -> Plan[str | None]:
+        until, process = deadline(self._clock, timeout), os.getpid()
+        dequeue = self._operation("dequeue")  # with one id, so it gives out one entry however often it is sent
+        unanswered = False
+
+        def attempt() -> Plan[tuple[str | None, float]]:
+            nonlocal unanswered
+            unanswered = True
+            [id] = yield dequeue
+            unanswered = False
+            return id or None, self._runner.backend.states.poll
+
+        try:
+            return (yield from wait_in_line(ticket, attempt, until))
+        except BaseException:
+            if unanswered:
+                self._undo(dequeue, process)
+            raise
+
+    def _wait_plan(self, ticket: Ticket, id: str, timeout: float | None) -> Plan[bool]:
+        time = self._timeout if timeout is None else seconds("timeout", timeout)
+        until = self._clock.now() + round(time * MICROSECONDS)
+        token, process = secrets.token_hex(8), os.getpid()
+        in_line = False
+        with ticket:
             try:
-                while True:
-                    pause: float | None = None  # until it is first
-                    # who may not wait asks once, first or not
-                    if turn.first or not (asked or until is None or self.clock.now() < until):
-                        asked, under_way, pause = True, True, self.site.place.poll
-                        try:
-                            [id] = yield step
-                        except StoreUnavailable as error:
-                            problem, pause = error, RETRY
-                        else:
-                            problem, under_way = None, False
-                            if id:
-                                return str(id)
-                        turn.listen()
-                    left = None if until is None else (until - self.clock.now()) / MICROSECONDS
-                    if problem and (left is None or left <= 0):
-                        raise problem
-                    if left is not None and left <= 0:
-                        return None
-                    yield shorter(pause, left)
-            except BaseException:
-                if under_way:
-                    self._undo(step, process)
-                raise
-
-    def wait(self, turn: Turn, id: str, timeout: float | None) -> Plan[bool]:
-        time = self.timeout if timeout is None else seconds("timeout", timeout)
-        until = self.clock.now() + round(time * MICROSECONDS)
-        waiter, process = secrets.token_hex(8), os.getpid()
-        stands = False
-        with turn:
-            try:
-                stands = True  # for all we know, from when it was asked for
-                yield from self._join(id, waiter, time, until if timeout else None)
-                turn.listen()
-                with standing(self.site, id, waiter, turn) as one:
+                in_line = True  # for all we know, from when it was asked for
+                yield from self._join(id, token, time, until if timeout else None)
+                ticket.listen()
+                with heartbeats(self._runner, id, token, ticket.waiter) as entry:
                     state, pause = "waiting", None  # until it is told, or the time is over
                     while state == "waiting":
-                        left = (until - self.clock.now()) / MICROSECONDS
+                        left = (until - self._clock.now()) / MICROSECONDS
                         if left > 0:
                             yield shorter(pause, left)
                         try:
-                            state, pause = one.state, None
+                            state, pause = entry.state, None
                             if state == "waiting":
-                                state, _ = yield self._step("status", id, alive=ALIVE, waiter=waiter)
+                                state, _ = yield self._operation("status", id, alive=ALIVE, token=token)
                         except StoreUnavailable:
                             if left <= 0:
                                 raise
@@ -109,178 +103,147 @@ class Plans:
                         else:
                             if left <= 0:
                                 break
-                stands = state != "served"
-                return not stands
+                in_line = state != "served"
+                return not in_line
             except QueueFull:
-                stands = False
+                in_line = False
                 raise
             finally:
-                if stands:
-                    self.site.insist(self._step("cancel", id, waiter=waiter), self.clock.now() + REPLY_TTL, process)
+                if in_line:
+                    cancel = self._operation("cancel", id, token=token)
+                    self._runner.retry_in_background(cancel, self._clock.now() + REPLY_TTL, process)
 
-    def _join(self, id: str, waiter: str, time: float, until: int | None) -> Plan[None]:
-        """Stand in line, and keep the place of whoever stood there with that id before."""
-        step = self._step("enqueue", id, time, JOINING, waiter)
+    def _join(self, id: str, token: str, time: float, until: int | None) -> Plan[None]:
+        """Get in line, or take over the place of the entry that has this id."""
+        enqueue = self._operation("enqueue", id, time, JOINING, token)
         while True:
             try:
-                [place] = yield step
+                [position] = yield enqueue
             except StoreUnavailable:
-                if until is None or self.clock.now() >= until:
+                if until is None or self._clock.now() >= until:
                     raise
-                yield shorter(RETRY, (until - self.clock.now()) / MICROSECONDS)
+                yield shorter(RETRY, (until - self._clock.now()) / MICROSECONDS)
             else:
-                return self._check(place)
+                return self._check_not_full(position)
 
-    def cancel(self, id: str) -> Plan[bool]:
-        [found] = yield self._step("cancel", check_key(id, "id"))
+    def _cancel_plan(self, id: str) -> Plan[bool]:
+        [found] = yield self._operation("cancel", check_key(id, "id"))
         return bool(found)
 
-    def position(self, id: str) -> Plan[int | None]:
-        state, place = yield self._step("status", check_key(id, "id"))
-        return place if state == "waiting" else None
+    def _position_plan(self, id: str) -> Plan[int | None]:
+        state, position = yield self._operation("status", check_key(id, "id"))
+        return position if state == "waiting" else None
 
-    def size(self) -> Plan[int]:
-        [length] = yield self._step("size")
+    def _size_plan(self) -> Plan[int]:
+        [length] = yield self._operation("size")
         return int(length)
 
-    def _check(self, place: int) -> None:
-        if place < 0:
-            raise QueueFull(f"the queue {self.site.name!r} has {self.most} already")
+    def _check_not_full(self, position: int) -> None:
+        if position < 0:
+            raise QueueFull(f"the queue {self.name!r} has {self._max_length} already")
 
-    def _step(
-        self, op: str, id: str = "", timeout: float | None = None, alive: float = 0.0, waiter: str = ""
+    def _operation(
+        self, name: str, id: str = "", timeout: float | None = None, alive: float = 0.0, token: str = ""
     ) -> Operation:
-        call = "" if op in ("status", "size") else secrets.token_hex(8)
-        time = round((timeout or self.timeout) * MICROSECONDS)
-        return Operation(op, (call, id, time, self.most, round(alive * MICROSECONDS), waiter))
+        call = "" if name in ("status", "size") else secrets.token_hex(8)
+        time = round((timeout or self._timeout) * MICROSECONDS)
+        return Operation(name, (call, id, time, self._max_length, round(alive * MICROSECONDS), token))
 
     def _undo(self, dequeue: Operation, process: int) -> None:
-        """Nobody heard whom it took out: back to its place."""
-        call, _, time, most, *_ = dequeue.arguments
-        step = Operation("undo", (call, "", time, most, round(ALIVE * MICROSECONDS)))
-        self.site.insist(step, self.clock.now() + REPLY_TTL, process)
+        """Put the entry back that *dequeue* may have taken out: its reply was not heard."""
+        call, _, time, max_length, *_ = dequeue.arguments
+        undo = Operation("undo", (call, "", time, max_length, round(ALIVE * MICROSECONDS)))
+        self._runner.retry_in_background(undo, self._clock.now() + REPLY_TTL, process)
 
 
-class WaitQueue:
+class WaitQueue(_AnyQueue):
     """A line that threads and processes share: first in, first out.
 
     name        what is waited for
     store       a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    timeout     seconds after which whoever was not served is out
-    max_length  how many may wait; one more is `QueueFull`. None: any number
+    timeout     seconds after which an entry that was not served is out
+    max_length  how many entries may wait; one more is `QueueFull`. None: any number
     clock       a `headgate.testing.ManualClock`, in tests
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        store: str | Store = "memory://",
-        timeout: float = 60.0,
-        max_length: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._plans = Plans(name, store, timeout, max_length, clock)
-        self._plans.site.place.check(tasks=False)
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<WaitQueue {self._plans.site!r}>"
-
     def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many are before it.
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many entries are before it.
 
-        One that is in line keeps its place.
+        An id that is in line keeps its place.
         """
-        return self._run(lambda _: self._plans.enqueue(id, timeout))
+        return self._runner.run(self._enqueue_plan(id, timeout))
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
-        """Take the first out; None if nobody comes within *timeout* seconds (None: wait for ever)."""
-        return self._run(lambda turn: self._plans.dequeue(turn, timeout))
+        """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
+        ticket = self._runner.ticket()
+        return self._runner.run(self._dequeue_plan(ticket, timeout), ticket)
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out, for *timeout* seconds (None: the queue's); whether it was.
+        """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
 
-        False also if it was cancelled, or somebody else who waits with the same id took over the place.
+        False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
-        return self._plans.site.run(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
+        ticket = self._runner.ticket(check_key(id, "id"))
+        return self._runner.run(self._wait_plan(ticket, id, timeout), ticket)
 
     def cancel(self, id: str) -> bool:
-        """Take *id* out, wherever it stands; whether it was there."""
-        return self._run(lambda _: self._plans.cancel(id))
+        """Take *id* out of the line; whether it was there."""
+        return self._runner.run(self._cancel_plan(id))
 
     def position(self, id: str) -> int | None:
-        """How many are before *id*; None if it is not in line."""
-        return self._run(lambda _: self._plans.position(id))
+        """How many entries are before *id*; None if it is not in line."""
+        return self._runner.run(self._position_plan(id))
 
     def __len__(self) -> int:
-        """How many wait: alive, and in time."""
-        return self._run(lambda _: self._plans.size())
+        """How many entries wait: alive, and in time."""
+        return self._runner.run(self._size_plan())
 
     def __bool__(self) -> bool:
-        """A queue is a queue, empty or not."""
+        """True for an empty queue, too."""
         return True
 
     def close(self) -> None:
-        """Let go of the connections, which all tools on this store share; the next call makes new ones."""
-        self._plans.site.place.close()
-
-    def _run(self, plan: Callable[[Turn], Plan[T]]) -> T:
-        return self._plans.site.run(plan)
+        """Close the connections, which all tools on this store share; the next call makes new ones."""
+        self._runner.backend.close()
 
 
-class AsyncWaitQueue:
+class AsyncWaitQueue(_AnyQueue):
     """`WaitQueue` for asyncio: the same arguments, the same methods, awaited; ``await queue.size()`` for ``len``."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        store: str | Store = "memory://",
-        timeout: float = 60.0,
-        max_length: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._plans = Plans(name, store, timeout, max_length, clock)
-        self._plans.site.place.check(tasks=True)
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<AsyncWaitQueue {self._plans.site!r}>"
+    _for_tasks = True
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many are before it.
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many entries are before it.
 
-        One that is in line keeps its place.
+        An id that is in line keeps its place.
         """
-        return await self._run(lambda _: self._plans.enqueue(id, timeout))
+        return await self._runner.arun(self._enqueue_plan(id, timeout))
 
     async def dequeue(self, timeout: float | None = 0.0) -> str | None:
-        """Take the first out; None if nobody comes within *timeout* seconds (None: wait for ever)."""
-        return await self._run(lambda turn: self._plans.dequeue(turn, timeout))
+        """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
+        ticket = self._runner.async_ticket()
+        return await self._runner.arun(self._dequeue_plan(ticket, timeout), ticket)
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Stand in line until somebody takes *id* out, for *timeout* seconds (None: the queue's); whether it was.
+        """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
 
-        False also if it was cancelled, or somebody else who waits with the same id took over the place.
+        False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
-        return await self._plans.site.arun(lambda turn: self._plans.wait(turn, id, timeout), check_key(id, "id"))
+        ticket = self._runner.async_ticket(check_key(id, "id"))
+        return await self._runner.arun(self._wait_plan(ticket, id, timeout), ticket)
 
     async def cancel(self, id: str) -> bool:
-        """Take *id* out, wherever it stands; whether it was there."""
-        return await self._run(lambda _: self._plans.cancel(id))
+        """Take *id* out of the line; whether it was there."""
+        return await self._runner.arun(self._cancel_plan(id))
 
     async def position(self, id: str) -> int | None:
-        """How many are before *id*; None if it is not in line."""
-        return await self._run(lambda _: self._plans.position(id))
+        """How many entries are before *id*; None if it is not in line."""
+        return await self._runner.arun(self._position_plan(id))
 
     async def size(self) -> int:
-        """How many wait: alive, and in time."""
-        return await self._run(lambda _: self._plans.size())
+        """How many entries wait: alive, and in time."""
+        return await self._runner.arun(self._size_plan())
 
     async def aclose(self) -> None:
-        """Let go of this event loop's connections; it does so itself when it ends."""
-        await self._plans.site.place.aclose()
-
-    def _run(self, plan: Callable[[Turn], Plan[T]]) -> Coroutine[Any, Any, T]:
-        return self._plans.site.arun(plan)
+        """Close this event loop's connections; they are closed by themselves when it ends."""
+        await self._runner.backend.aclose()

@@ -1,62 +1,50 @@
-"""Keep what is held: renew it when it is due, as long as somebody refers to it.
+"""Renew locks and leases when they are due, for as long as their holder refers to them.
 
-Threads of its place keep the time (see `headgate.coordination.timers`); what belongs to an event loop is renewed there.
-Who forgets what it holds is as good as dead: the references are weak.
+The timers of the backend keep the time; a lock of an event loop is renewed in that loop. The references here are weak:
+a holder that drops its lock object without a release is as good as dead, and the lock expires.
 """
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from headgate.coordination.loops import running_loop
-from headgate.coordination.memory import Memory
-from headgate.coordination.site import Plan, Site
+from headgate.coordination.backend import running_loop
+from headgate.coordination.runner import Plan, Runner
 from headgate.coordination.timers import Timer
 
-T = TypeVar("T", bound="Held")
-T_contra = TypeVar("T_contra", bound="Held", contravariant=True)
 
-
-class Held(Protocol):
+class Renewable(Protocol):
     """A lock or a lease, from when it was granted."""
 
     over: bool  # released or lost
     timer: Timer | None
 
-
-class Keeper(Protocol[T_contra]):
-    """Whoever knows how to renew it."""
-
-    site: Site
-
-    def renew(self, held: T_contra, /) -> Plan[Any]: ...
-    def next_renewal(self, held: T_contra, /) -> float:
-        """Seconds until it is to be renewed."""
-        ...
+    def renew(self) -> Plan[Any]: ...
+    def seconds_to_renewal(self) -> float: ...
 
 
-def keep(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop | None = None) -> None:
+def keep_renewed(runner: Runner, held: Renewable, loop: asyncio.AbstractEventLoop | None = None) -> None:
     """Renew *held* again and again until it is over; in *loop*, or in a thread of the timers."""
     if held.over:
         return
-    its_keeper, its_held = weakref.ref(keeper), weakref.ref(held)
+    reference = weakref.ref(held)
 
     def due() -> None:
-        keeper, held = its_keeper(), its_held()
-        if keeper is None or held is None or held.over:
+        held = reference()
+        if held is None or held.over:
             return
-        moved_in_loop = isinstance(keeper.site.place, Memory) and running_loop() is loop  # a clock, by hand
-        if loop is None or moved_in_loop:
-            keeper.site.run(lambda _: keeper.renew(held))
-            keep(keeper, held, loop)
+        by_hand = runner.backend.in_process and running_loop() is loop  # a ManualClock was advanced in *loop* itself
+        if loop is None or by_hand:
+            runner.run(held.renew())
+            keep_renewed(runner, held, loop)
         elif not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: keeper.site.start(_renew(keeper, held, loop)))
+            loop.call_soon_threadsafe(lambda: runner.start(_renew_in_loop(runner, held, loop)))
 
-    held.timer = keeper.site.place.timers.later(keeper.next_renewal(held), due)
+    held.timer = runner.backend.timers.later(held.seconds_to_renewal(), due)
 
 
-async def _renew(keeper: Keeper[T], held: T, loop: asyncio.AbstractEventLoop) -> None:
-    await keeper.site.arun(lambda _: keeper.renew(held))
-    keep(keeper, held, loop)
+async def _renew_in_loop(runner: Runner, held: Renewable, loop: asyncio.AbstractEventLoop) -> None:
+    await runner.arun(held.renew())
+    keep_renewed(runner, held, loop)

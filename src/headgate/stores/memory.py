@@ -23,7 +23,7 @@ from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
 from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
-from headgate.stores.base import NO_PICKLE, Health, StoreHealth
+from headgate.stores.base import NO_PICKLE, Health, StateBackend, StoreHealth
 
 logger = logging.getLogger("headgate")
 
@@ -90,6 +90,12 @@ class MemoryStore:
     def open_async(self, rule: Rule, on_store_error: Any = "allow") -> AsyncTable:
         """The same for asyncio; shared with what `open` gives."""
         return AsyncTable(self.open(rule, on_store_error))
+
+    def states(self) -> StateBackend:
+        """What keeps the states of locks, pools, queues and breakers in memory."""
+        from headgate.coordination.backend import MemoryStates  # a limiter needs none of it
+
+        return MemoryStates(self.clock or SYSTEM_CLOCK)
 
     def health(self) -> Health:
         """As long as there is a process, it is well."""

@@ -23,6 +23,7 @@ from headgate.rule import Rule
 from headgate.stores.base import NO_PICKLE, Health, StoreOptions
 
 if TYPE_CHECKING:
+    from headgate.coordination.redis_states import RedisStates
     from headgate.hybrid.redis_leases import RedisLeases
 
 Client = redis.Redis | redis.asyncio.Redis
@@ -104,6 +105,12 @@ class RedisStore:
         from headgate.hybrid.redis_leases import RedisLeases  # its Lua stands beside its Python twin
 
         return RedisLeases(self)
+
+    def states(self) -> RedisStates:
+        """What keeps the states of locks, pools, queues and breakers here."""
+        from headgate.coordination.redis_states import RedisStates  # their Lua stands beside its Python twin
+
+        return RedisStates(self)
 
     # ------------------------------------------------------------------------------------------------ connections
 

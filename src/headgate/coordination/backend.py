@@ -1,0 +1,175 @@
+"""Where the tools keep their states: in memory or in the store that they were given.
+
+A store that coordination can use offers `states()` (see `headgate.stores.base.StateStore`). All tools of a process on
+one store share one `CoordinationBackend`: its connections, its timers and the line of its waiters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from headgate._lifecycle import in_each_child, renew_after_fork
+from headgate._waiters import WaiterQueue
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
+from headgate.coordination.timers import Timers
+from headgate.stores.base import NO_PICKLE, StateStore, Store, StoreOptions, open_store
+
+POLL = 1.0  # seconds after which a waiter asks again, woken or not
+TIMEOUT = 2.0  # seconds for an operation, unless the URL says: a lock is worth more patience than a check
+
+_SYSTEM_TIMERS = Timers(SYSTEM_CLOCK)
+
+
+class MemoryStates:
+    """States in this process: shared by all threads and event loops, gone when the process ends."""
+
+    poll = POLL
+    display_name = "memory://"
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._lock = threading.RLock()
+
+    def run(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
+        key = (machine.prefix, name)
+        with self._lock:
+            now = self.clock.now()
+            if key not in self._states:
+                self._states[key] = machine.state()
+            reply: Reply = self._apply(key, operation.name, now, *operation.arguments)
+            self._sweep(now)
+        return reply
+
+    async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
+        return self.run(machine, name, operation)
+
+    def _apply(self, key: tuple[str, str], method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._states[key], method)(*arguments)
+        except BaseException:  # a signal handler may raise anywhere: no state is better than one that is half changed
+            self._states.pop(key, None)
+            raise
+
+    def _sweep(self, now: int) -> None:
+        """Look at two states, in turn, and drop those that have expired: one operation makes one new state at most."""
+        for _ in range(min(2, len(self._states))):
+            key = next(iter(self._states))
+            if self._apply(key, "is_expired", now):
+                del self._states[key]
+            else:
+                self._states.move_to_end(key)
+
+    def check(self, *, tasks: bool) -> None:
+        """Threads and tasks can use it."""
+
+    # No other process can change a state here, so there are no messages.
+    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None: ...
+    def listen(self, channel: str) -> None: ...
+    def leave(self, channel: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class CoordinationBackend:
+    """The states of one store, and the waiters of this process that wait for them to change."""
+
+    def __init__(self, store: StateStore, owned: Store | None) -> None:
+        self.states = store.states()
+        self._owned = owned
+        self.clock = clock = store.clock or SYSTEM_CLOCK
+        self.in_process = isinstance(self.states, MemoryStates)
+        # A store over the network has threads of its own: a server that hangs must not delay renewals at another.
+        self.timers = _SYSTEM_TIMERS if self.in_process and clock is SYSTEM_CLOCK else Timers(clock)
+        self.waiters = WaiterQueue()
+        self.local_states = MemoryStates(clock)  # for tools that decide alone while the store does not answer
+        self.states.subscribe(self._heard, self.waiters.wake_all)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
+
+    def serves(self, *, tasks: bool) -> bool:
+        """Whether threads, or *tasks*, can use it: a client of redis-py that was handed in serves one of them."""
+        try:
+            self.states.check(tasks=tasks)
+        except TypeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.states.close()
+        if self._owned:
+            self._owned.close()
+
+    async def aclose(self) -> None:
+        if not self.in_process:
+            await asyncio.to_thread(self.states.close)
+        if self._owned:
+            await self._owned.aclose()
+
+    def _heard(self, channel: str, entry: str) -> None:
+        self.waiters.wake(entry_channel(channel, entry))
+
+
+# Backends by URL and clock. Those by the system's clock are kept; one by a test's clock lives as long as its tools. The
+# backend of a store object is kept with the store.
+_BACKENDS: weakref.WeakValueDictionary[tuple[str, int], CoordinationBackend] = weakref.WeakValueDictionary()
+_KEPT: list[CoordinationBackend] = []
+_OPENING = threading.Lock()
+
+
+def open_backend(store: str | Store, clock: Clock | None) -> CoordinationBackend:
+    """The backend of a URL or a store object; the same URL or object gives the same backend."""
+    with _OPENING:
+        if not isinstance(store, str):
+            open_store(store, clock, {})  # raises if it is no store, or if a clock was given beside it
+            attachments = _states_of(store).attachments
+            if "coordination" not in attachments:
+                attachments["coordination"] = CoordinationBackend(_states_of(store), None)
+            kept: CoordinationBackend = attachments["coordination"]
+            return kept
+        key = (store, id(clock or SYSTEM_CLOCK))
+        backend = _BACKENDS.get(key)
+        if backend is None:
+            options: StoreOptions = {} if re.search(r"[?&](socket_)?timeout=", store) else {"timeout": TIMEOUT}
+            opened, _ = open_store(store, clock, options)
+            backend = _BACKENDS[key] = CoordinationBackend(_states_of(opened), opened)
+            if clock is None:
+                _KEPT.append(backend)
+        return backend
+
+
+def _states_of(store: Store) -> StateStore:
+    if not isinstance(store, StateStore):
+        kinds = "a MemoryStore, a RedisStore or another store that has states()"
+        raise TypeError(f"coordination needs {kinds}, got {type(store).__name__}")
+    return store
+
+
+@in_each_child
+def _after_fork() -> None:
+    global _OPENING
+    _OPENING = threading.Lock()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that the caller is in, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def running_task() -> asyncio.Task[Any] | None:
+    """The task that the caller is in, if any."""
+    return asyncio.current_task() if running_loop() else None

@@ -1,0 +1,115 @@
+"""The states of locks, pools, queues and breakers in a Redis: one script for each kind, and messages about changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError, ResponseError
+
+from headgate._lifecycle import renew_after_fork
+from headgate.coordination.backend import POLL
+from headgate.coordination.states.machine import LUA_PRELUDE, Operation, Reply, StateMachine
+from headgate.errors import StoreUnavailable
+from headgate.redis.lua import Eval, Lua
+from headgate.redis.pubsub import Subscription
+
+if TYPE_CHECKING:
+    from headgate.stores.redis import RedisStore
+
+POLL_WITHOUT_MESSAGES = 0.05  # seconds; a client that was handed in gets no messages
+
+
+class RedisStates:
+    """See `headgate.stores.base.StateBackend`."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self.display_name = store.display_name
+        self.poll = POLL if store.url else POLL_WITHOUT_MESSAGES
+        self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._listeners: tuple[Callable[[str, str], object], Callable[[], object]] | None = None
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._subscription: Subscription | None = None
+        self._lock = threading.Lock()
+
+    def check(self, *, tasks: bool) -> None:
+        """Raise a TypeError if the client of redis-py that was handed in is for the other kind of tools."""
+        if not tasks and not self._store.serves_threads:
+            raise TypeError("the store was given a redis.asyncio.Redis: use it with the Async tools, or give it a URL")
+        if tasks and not self._store.serves_tasks:
+            raise TypeError("the store was given a redis.Redis: use it with the tools for threads, or give it a URL")
+
+    def run(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
+        script, call = self._call(machine, name, operation)
+        try:
+            reply = self._store.sync_executor().ask(script, call)
+        except (RedisError, OSError) as error:
+            raise _unavailable(name, error) from error
+        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+
+    async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
+        script, call = self._call(machine, name, operation)
+        if (loop := asyncio.get_running_loop()) not in self._guards:
+            await self._guard(loop)
+        try:
+            reply = await self._store.async_executor().ask(script, call)
+        except (RedisError, OSError) as error:
+            raise _unavailable(name, error) from error
+        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+
+    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None:
+        self._listeners = heard, missed
+
+    def listen(self, channel: str) -> None:
+        if self._store.url and self._listeners:
+            with self._lock:
+                if self._subscription is None:
+                    self._subscription = Subscription(self._store.url, *self._listeners)
+            self._subscription.listen(channel)
+
+    def leave(self, channel: str) -> None:
+        if self._subscription:  # None: it was the parent's, before a fork
+            self._subscription.leave(channel)
+
+    def close(self) -> None:
+        """End the subscription; the next `listen` makes a new one."""
+        if self._subscription:
+            self._subscription.close()
+
+    def _call(self, machine: StateMachine, name: str, operation: Operation) -> tuple[Lua, Eval]:
+        script = _script(machine)
+        now = self._store.clock.now() if self._store.clock else ""
+        return script, script.with_keys(machine.keys(name), operation.name, now, *operation.arguments)
+
+    async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connections of *loop* when it ends, and no others: the store may have been handed in.
+
+        By itself a store closes idle connections only, and an operation may still be giving something back on another.
+        """
+        for closed in [other for other in self._guards if other.is_closed()]:
+            del self._guards[closed]
+        guard = self._guards[loop] = self._close_with_loop()
+        await anext(guard)  # an event loop that ends closes the generators that were begun in it
+
+    async def _close_with_loop(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await self._store.close_loop()
+
+
+@cache
+def _script(machine: StateMachine) -> Lua:
+    return Lua(LUA_PRELUDE + machine.lua, repeatable=True)
+
+
+def _unavailable(name: str, error: Exception) -> StoreUnavailable:
+    what = "refused" if isinstance(error, ResponseError) else "did not answer"
+    return StoreUnavailable(f"{name!r}: Redis {what}: {error}")
