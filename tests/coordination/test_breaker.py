@@ -598,7 +598,7 @@ def test_a_redis_that_refuses(redis_server: Server, name: str, caplog: pytest.Lo
         assert len([each for each in caplog.records if "alone" in each.getMessage()]) == 1
         client.delete(breaker._runner.channel)
     assert breaker.state == "CLOSED"
-    assert "others again" in caplog.text
+    assert "shares its state again" in caplog.text
 
 
 def test_what_we_refuse_ourselves_is_nobodys_fault(url: str, name: str, clock: ManualClock) -> None:
