@@ -14,8 +14,8 @@ from headgate._lifecycle import renew_after_fork
 from headgate.coordination.backend import POLL
 from headgate.coordination.states.machine import LUA_PRELUDE, Operation, Reply, StateMachine
 from headgate.errors import StoreUnavailable
-from headgate.redis.lua import Eval, Lua
 from headgate.redis.pubsub import Subscription
+from headgate.redis.script import LuaScript, ScriptCall
 
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
@@ -49,7 +49,7 @@ class RedisStates:
     def run(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
         script, call = self._call(machine, name, operation)
         try:
-            reply = self._store.sync_executor().ask(script, call)
+            reply = self._store.sync_executor().execute(script, call)
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
         return [part.decode() if isinstance(part, bytes) else part for part in reply]
@@ -59,7 +59,7 @@ class RedisStates:
         if (loop := asyncio.get_running_loop()) not in self._guards:
             await self._guard(loop)
         try:
-            reply = await self._store.async_executor().ask(script, call)
+            reply = await self._store.async_executor().execute(script, call)
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
         return [part.decode() if isinstance(part, bytes) else part for part in reply]
@@ -83,10 +83,10 @@ class RedisStates:
         if self._subscription:
             self._subscription.close()
 
-    def _call(self, machine: StateMachine, name: str, operation: Operation) -> tuple[Lua, Eval]:
+    def _call(self, machine: StateMachine, name: str, operation: Operation) -> tuple[LuaScript, ScriptCall]:
         script = _script(machine)
         now = self._store.clock.now() if self._store.clock else ""
-        return script, script.with_keys(machine.keys(name), operation.name, now, *operation.arguments)
+        return script, script.call(machine.keys(name), operation.name, now, *operation.arguments)
 
     async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections of *loop* when it ends, and no others: the store may have been handed in.
@@ -106,8 +106,8 @@ class RedisStates:
 
 
 @cache
-def _script(machine: StateMachine) -> Lua:
-    return Lua(LUA_PRELUDE + machine.lua, repeatable=True)
+def _script(machine: StateMachine) -> LuaScript:
+    return LuaScript(LUA_PRELUDE + machine.lua, repeatable=True)
 
 
 def _unavailable(name: str, error: Exception) -> StoreUnavailable:
