@@ -39,6 +39,10 @@ print(f"{total - failed - skipped} passed, {failed} failed, {skipped} skipped")
 endef
 export TALLY
 
+# Compile a module once and not in every process that a test starts; the cache is not beside the sources.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+
 .PHONY: help check serve test test-pure test-compiled coverage soak mutants lint lint-workflows format types bench docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:

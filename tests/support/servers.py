@@ -119,7 +119,7 @@ def _rights() -> str:
     return f"{USER} on >{PASSWORD} resetchannels " + " ".join(users) + " ~app:* ~mine:*"  # prefixes of some tests
 
 
-PATIENCE = 10.0  # seconds: a machine that stands still for a moment is not what most tests are about
+PATIENCE = 20.0  # seconds: a machine that stands still for a moment is not what most tests are about
 url_timeout: float | None = PATIENCE  # what the URLs of servers say; the mark `store_timeout` changes it for a test
 
 
