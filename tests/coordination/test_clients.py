@@ -1,4 +1,4 @@
-"""httpx and requests with members of a pool, against a real server that answers as it is told."""
+"""httpx and requests with members of a pool, against a real HTTP server whose answers the test chooses."""
 
 import asyncio
 import http.server
@@ -35,7 +35,7 @@ BEARER = header("Authorization", "Bearer {}")
 
 
 class Site:
-    """A server that asks *answer* what to say to each request, and keeps what it has seen."""
+    """A server that answers each request as *answer* says, and keeps what it has seen."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, str, str, bytes]] = []  # when, method, token, body
@@ -63,7 +63,7 @@ class Site:
             def log_message(self, *_: object) -> None: ...
 
         class Quiet(http.server.ThreadingHTTPServer):
-            def handle_error(self, *_: object) -> None: ...  # a client that goes away is no news
+            def handle_error(self, *_: object) -> None: ...  # clients may close their connections
 
         self.server = Quiet(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
@@ -89,26 +89,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.stop()
 
 
-Ask = Callable[..., Any]
 CLIENTS = ["httpx", "httpx async", "requests"]
-
-
-def ask(client: str, name: str, url: str, method: str = "GET", *, most: Retries | None = None, **options: Any) -> Any:
-    """One request through *client* with the pool of that name."""
-    if client == "requests":
-        with requests.Session() as session:
-            session.mount("http://", PoolAdapter(Pool(name), BEARER, retries=most))
-            return session.request(method, url, timeout=20, **options)
-    if client == "httpx":
-        with httpx.Client(transport=PoolTransport(Pool(name), BEARER, retries=most), timeout=20) as plain:
-            return plain.request(method, url, **options)
-
-    async def run() -> httpx.Response:
-        transport = AsyncPoolTransport(AsyncPool(name), BEARER, retries=most)
-        async with httpx.AsyncClient(transport=transport, timeout=20) as tasks:
-            return await tasks.request(method, url, **options)
-
-    return asyncio.run(run())
 
 
 @pytest.fixture(params=CLIENTS)
@@ -116,20 +97,75 @@ def client(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_members_take_turns(client: str, site: Site, name: str) -> None:
+Sender = Callable[..., Callable[..., Any]]
+
+
+@pytest.fixture
+def sender(client: str) -> Iterator[Sender]:
+    """Make functions that send requests with the members of a pool, through one connection each.
+
+    Their *timeout* is for the answer; further options are those of the client's `request`.
+    """
+    closes: list[Callable[[], object]] = []
+    limits = httpx.Limits(max_connections=1)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def read_timeout(timeout: float) -> httpx.Timeout:
+        return httpx.Timeout(20.0, read=timeout)
+
+    def wait_for(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    def make(pool: str, authorize: Any = BEARER, **options: Any) -> Callable[..., Any]:
+        if client == "requests":
+            session = requests.Session()
+            adapter = PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options)
+            session.mount("http://", adapter)
+            session.mount("https://", adapter)
+            closes.append(session.close)
+            return lambda method, url, timeout=20.0, **more: session.request(
+                method, url, timeout=(20.0, timeout), **more
+            )
+        if client == "httpx":
+            transport = PoolTransport(Pool(pool), authorize, transport=httpx.HTTPTransport(limits=limits), **options)
+            plain = httpx.Client(transport=transport, follow_redirects=True)
+            closes.append(plain.close)
+            return lambda method, url, timeout=20.0, **more: plain.request(
+                method, url, timeout=read_timeout(timeout), **more
+            )
+        inner = httpx.AsyncHTTPTransport(limits=limits)
+        async_transport = AsyncPoolTransport(AsyncPool(pool), authorize, transport=inner, **options)
+        tasks = httpx.AsyncClient(transport=async_transport, follow_redirects=True)
+        closes.append(lambda: wait_for(tasks.aclose()))
+        return lambda method, url, timeout=20.0, **more: wait_for(
+            tasks.request(method, url, timeout=read_timeout(timeout), **more)
+        )
+
+    yield make
+    for close in closes:
+        close()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_members_take_turns(sender: Sender, site: Site, name: str) -> None:
+    """Each request takes the member that was used least recently, and returns it."""
     Pool(name).add("a", "b")
     for _ in range(3):
-        assert ask(client, name, site.url).text == "ok"
+        assert sender(name)("GET", site.url).text == "ok"
     assert site.tokens == ["a", "b", "a"]
     assert Pool(name).status().ready == 2
 
 
-def test_429_goes_to_another_member(client: str, site: Site, name: str) -> None:
-    """And the one that was refused is left alone for as long as the server asked."""
+def test_429_goes_to_another_member(sender: Sender, site: Site, name: str) -> None:
+    """The member that was refused cools down for as long as the server asked."""
     Pool(name).add("a", "b")
     site.answer = lambda token: (429, {"Retry-After": "300"}) if token == "a" else (200, {})
     for method in ("GET", "POST", "GET"):
-        assert ask(client, name, site.url, method).status_code == 200
+        assert sender(name)(method, site.url).status_code == 200
     assert site.tokens == ["a", "b", "b", "b"]
     status = Pool(name).status()
     assert (status.cooling, status.ready) == (1, 1)
@@ -137,53 +173,57 @@ def test_429_goes_to_another_member(client: str, site: Site, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_never_earlier_than_asked(client: str, site: Site, name: str) -> None:
+def test_never_earlier_than_asked(sender: Sender, site: Site, name: str) -> None:
+    """With one member, a request is repeated no sooner than Retry-After asks for, after 429 and 503."""
     Pool(name).add("a")
     answers = iter([(429, {"Retry-After": "1"}), (503, {"Retry-After": "1"}), (200, {})])
     site.answer = lambda token: next(answers)
-    assert ask(client, name, site.url).status_code == 200
+    assert sender(name)("GET", site.url).status_code == 200
     times = [when for when, *_ in site.seen]
     assert times[1] - times[0] >= 1.0 and times[2] - times[1] >= 1.0
 
 
-def test_longer_than_we_may_wait(client: str, site: Site, name: str) -> None:
-    """The caller gets the answer, which says when; nothing is sent early."""
+def test_retry_after_is_too_long(sender: Sender, site: Site, name: str) -> None:
+    """The caller gets the answer, with its Retry-After, and no request is sent early."""
     Pool(name).add("a")
     site.answer = lambda token: (429, {"Retry-After": "300"})
-    response = ask(client, name, site.url, most=Retries(timeout=0.5))
+    response = sender(name, retries=Retries(timeout=0.5))("GET", site.url)
     assert (response.status_code, response.headers["Retry-After"], response.text) == (429, "300", "ok")
     with pytest.raises(PoolExhausted) as caught:
-        ask(client, name, site.url, most=Retries(timeout=0.1))
+        sender(name, retries=Retries(timeout=0.1))("GET", site.url)
     assert 200 < (caught.value.retry_after or 0) <= 300
     assert len(site.seen) == 1
 
 
-def test_401_retires(client: str, site: Site, name: str) -> None:
+def test_401_retires(sender: Sender, site: Site, name: str) -> None:
+    """A member that got a 401 is retired, and the request goes to another."""
     Pool(name).add("stolen", "good")
     site.answer = lambda token: (401, {}) if token == "stolen" else (200, {})
-    assert ask(client, name, site.url, "POST").status_code == 200
+    assert sender(name)("POST", site.url).status_code == 200
     assert site.tokens == ["stolen", "good"]
     assert Pool(name).status().members["stolen"].state == "retired"
 
 
 @pytest.mark.parametrize(("method", "sent"), [("GET", 4), ("PUT", 4), ("POST", 1)])
-def test_failures(client: str, method: str, sent: int, site: Site, name: str) -> None:
-    """Only what may be repeated is; the last answer is the caller's."""
+def test_failures(sender: Sender, method: str, sent: int, site: Site, name: str) -> None:
+    """Only methods that may be repeated are; the caller gets the last answer."""
     Pool(name).add("a", "b")
     site.answer = lambda token: (500, {})
-    assert ask(client, name, site.url, method).status_code == 500
+    assert sender(name)(method, site.url).status_code == 500
     assert len(site.seen) == sent
 
 
-def test_bodies_are_sent_again(client: str, site: Site, name: str) -> None:
+def test_body_is_sent_again(sender: Sender, site: Site, name: str) -> None:
+    """A retry has the same body."""
     Pool(name).add("a", "b")
     answers: Iterator[Answer] = iter([(429, {}), (200, {})])
     site.answer = lambda token: next(answers)
-    assert ask(client, name, site.url, "POST", data={"x": "1"}).status_code == 200
+    assert sender(name)("POST", site.url, data={"x": "1"}).status_code == 200
     assert [body for *_, body in site.seen] == [b"x=1", b"x=1"]
 
 
-def test_a_stream_is_sent_once(client: str, site: Site, name: str) -> None:
+def test_stream_is_sent_once(sender: Sender, client: str, site: Site, name: str) -> None:
+    """A request whose body is a stream is not retried."""
     Pool(name).add("a", "b")
     site.answer = lambda token: (429, {})
 
@@ -196,19 +236,21 @@ def test_a_stream_is_sent_once(client: str, site: Site, name: str) -> None:
     body = (
         {"content": achunks()} if client == "httpx async" else {"data" if client == "requests" else "content": chunks()}
     )
-    assert ask(client, name, site.url, "POST", headers={"Content-Length": "1"}, **body).status_code == 429
+    assert sender(name)("POST", site.url, headers={"Content-Length": "1"}, **body).status_code == 429
     assert len(site.seen) == 1
 
 
-def test_nobody_answers(client: str, name: str) -> None:
+def test_connection_refused(sender: Sender, name: str) -> None:
+    """The caller gets the error, and the pool its member."""
     pool = Pool(name, failures=2)
     pool.add("a")
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
-        ask(client, name, f"http://127.0.0.1:{free_port()}/", "POST")
+        sender(name)("POST", f"http://127.0.0.1:{free_port()}/")
     assert pool.status().leased == 0
 
 
-def test_failures_count_for_the_members_breaker(site: Site, name: str) -> None:
+def test_breaker_of_a_member(site: Site, name: str) -> None:
+    """Failures open the breaker of the member, after which the request is not retried."""
     pool = Pool(name, failures=2)
     pool.add("a")
     site.answer = lambda token: (500, {})
@@ -219,8 +261,8 @@ def test_failures_count_for_the_members_breaker(site: Site, name: str) -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_members_go_nowhere_else(client: str, given: bool, site: Site, name: str) -> None:
-    """Not even where a redirect leads; and whoever is there cannot retire them."""
+def test_redirect_to_another_server(sender: Sender, given: bool, site: Site, name: str) -> None:
+    """It gets no member in any header, and cannot retire one."""
     pool, elsewhere = Pool(name), Site()
     pool.add("a", "b")
     elsewhere.answer = lambda token: (401, {})
@@ -234,21 +276,7 @@ def test_members_go_nowhere_else(client: str, given: bool, site: Site, name: str
         key(request, member)
 
     try:
-        if client == "requests":
-            with requests.Session() as session:
-                session.mount("http://", PoolAdapter(pool, both, origins=origins))
-                assert session.get(site.url, timeout=20).status_code == 401
-        elif client == "httpx":
-            with httpx.Client(transport=PoolTransport(pool, both, origins=origins), follow_redirects=True) as plain:
-                assert plain.get(site.url).status_code == 401
-        else:
-
-            async def run() -> int:
-                transport = AsyncPoolTransport(AsyncPool(name), both, origins=origins)
-                async with httpx.AsyncClient(transport=transport, follow_redirects=True) as tasks:
-                    return (await tasks.get(site.url)).status_code
-
-            assert asyncio.run(run()) == 401
+        assert sender(name, both, origins=origins)("GET", site.url).status_code == 401
     finally:
         elsewhere.stop()
     assert site.tokens == ["a"] and elsewhere.tokens == [""] and elsewhere.keys == [""]
@@ -256,6 +284,7 @@ def test_members_go_nowhere_else(client: str, given: bool, site: Site, name: str
 
 
 def test_origins() -> None:
+    """An origin is scheme, host and port; without any, that of the first request counts."""
     assert "https://a.example/x" in Origins(["https://a.example"])
     assert "https://a.example:443/" in Origins("https://a.example/")
     assert "http://a.example/" not in Origins("https://a.example")
@@ -268,16 +297,17 @@ def test_origins() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 429])
-def test_nobody_waits_for_nothing(client: str, status: int, site: Site, name: str) -> None:
-    """Whoever could answer is retired, or not to be had in the time that is left."""
+def test_no_useless_wait(sender: Sender, status: int, site: Site, name: str) -> None:
+    """A request does not wait for a member when all are retired, or cool down for longer than its time."""
     Pool(name).add("a")
     site.answer = lambda token: (status, {"Retry-After": "600"})
     begun = time.monotonic()
-    assert ask(client, name, site.url, most=Retries(timeout=120)).status_code == status
+    assert sender(name, retries=Retries(timeout=120))("GET", site.url).status_code == status
     assert time.monotonic() - begun < 60
 
 
-def test_errors_of_the_caller_are_not_the_members(name: str) -> None:
+def test_caller_errors(name: str) -> None:
+    """A bad URL and an error of authorize are no failures of the member."""
     pool = Pool(name, failures=1)
     pool.add("a")
 
@@ -295,7 +325,8 @@ def test_errors_of_the_caller_are_not_the_members(name: str) -> None:
     assert pool.status().ready == 1
 
 
-async def test_a_client_that_is_cancelled_keeps_no_connection(site: Site, name: str) -> None:
+async def test_cancelled_request(site: Site, name: str) -> None:
+    """It gives its connection back."""
     pool = AsyncPool(name)
     await pool.add("a")
     site.answer = lambda token: (429, {"Retry-After": "30"}) if token == "a" else (200, {})
@@ -311,51 +342,7 @@ async def test_a_client_that_is_cancelled_keeps_no_connection(site: Site, name: 
         assert (await client.get(site.url)).status_code == 200
 
 
-Sender = Callable[..., Callable[..., Any]]
-
-
-@pytest.fixture
-def sender(client: str) -> Iterator[Sender]:
-    """Makes functions that send requests with a pool through one connection; their *timeout* is for the answer."""
-    closes: list[Callable[[], object]] = []
-    limits = httpx.Limits(max_connections=1)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-
-    def patient(timeout: float) -> httpx.Timeout:
-        return httpx.Timeout(20.0, read=timeout)
-
-    def wait_for(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
-
-    def make(pool: str, authorize: Any = BEARER, **options: Any) -> Callable[..., Any]:
-        if client == "requests":
-            session = requests.Session()
-            adapter = PoolAdapter(Pool(pool), authorize, pool_maxsize=1, pool_block=True, **options)
-            session.mount("http://", adapter)
-            session.mount("https://", adapter)
-            closes.append(session.close)
-            return lambda method, url, timeout=20.0: session.request(method, url, timeout=(20.0, timeout))
-        if client == "httpx":
-            transport = PoolTransport(Pool(pool), authorize, transport=httpx.HTTPTransport(limits=limits), **options)
-            plain = httpx.Client(transport=transport)
-            closes.append(plain.close)
-            return lambda method, url, timeout=20.0: plain.request(method, url, timeout=patient(timeout))
-        inner = httpx.AsyncHTTPTransport(limits=limits)
-        tasks = httpx.AsyncClient(transport=AsyncPoolTransport(AsyncPool(pool), authorize, transport=inner, **options))
-        closes.append(lambda: wait_for(tasks.aclose()))
-        return lambda method, url, timeout=20.0: wait_for(tasks.request(method, url, timeout=patient(timeout)))
-
-    yield make
-    for close in closes:
-        close()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def within(seconds: float, call: Callable[[], Any]) -> Any:
+def in_time(seconds: float, call: Callable[[], Any]) -> Any:
     """What *call* returns; an error if it hangs."""
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
@@ -365,38 +352,38 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     return done[0]
 
 
-def test_an_answer_that_nobody_gets_is_closed(sender: Sender, site: Site, name: str) -> None:
-    """One that is retried, and one that could not be learned from."""
+def test_unused_response_is_closed(sender: Sender, site: Site, name: str) -> None:
+    """A response is closed if the request is retried, or if *learn* fails. Else the only connection stays busy."""
     Pool(name).add("a", "b", "c")
     said: Iterator[Answer] = iter([(429, {}), (200, {}), (200, {}), (200, {})])
     site.answer = lambda token: next(said)
-    mad = [False]
+    fails = [False]
 
     def learn(response: Any) -> Any:
-        return "mad" if mad[0] else of_response(response)
+        return "no feedback" if fails[0] else of_response(response)
 
     send = sender(name, learn=learn)
-    assert within(30, lambda: send("GET", site.url).status_code) == 200
-    mad[0] = True
+    assert in_time(30, lambda: send("GET", site.url).status_code) == 200
+    fails[0] = True
     with pytest.raises(TypeError, match="learn must return a Feedback"):
         send("GET", site.url)
-    mad[0] = False
-    assert within(30, lambda: send("GET", site.url).status_code) == 200
+    fails[0] = False
+    assert in_time(30, lambda: send("GET", site.url).status_code) == 200
     assert Pool(name).status().leased == 0
 
 
-def test_strangers_cannot_take_members_away(sender: Sender, site: Site, name: str) -> None:
-    """Where members are for all servers, no server can retire one or keep it from the others for long."""
+def test_members_for_all_servers(sender: Sender, site: Site, name: str) -> None:
+    """With origins="*", no server can retire a member or keep it from other servers for long."""
     pool = Pool(name)
     pool.add("agent-1", "agent-2")
     said: Iterator[Answer] = iter([(401, {}), (200, {"Retry-After": "99999999"}), (429, {"Retry-After": "99999999"})])
     site.answer = lambda token: next(said)
     send = sender(name, header("User-Agent"), origins="*")
-    assert send("GET", site.url).status_code == 401, "it is about the page"
+    assert send("GET", site.url).status_code == 401, "a 401 is about the page"
     assert (pool.status().ready, pool.status().retired) == (2, 0)
     assert send("GET", site.url).status_code == 200
     assert pool.status().ready == 2
-    assert send("GET", site.url).status_code == 429, "what it asks of us it asks of us with any member"
+    assert send("GET", site.url).status_code == 429, "another member is no other client there"
     assert 0 < max(member.ready_in or 0.0 for member in pool.status().members.values()) <= 60
 
 
@@ -405,9 +392,10 @@ def test_strangers_cannot_take_members_away(sender: Sender, site: Site, name: st
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
-def test_what_was_learned_brings_no_request_forward(
+def test_learn_never_earlier(
     sender: Sender, options: Any, status: int, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The Retry-After of the answer is waited for, even if *learn* says less."""
     monkeypatch.setattr(feedback, "STRANGERS", 0.1)
     Pool(name).add("a", "b")
     said: Iterator[Answer] = iter([(status, {"Retry-After": "1"}), (200, {}), (status, {"Retry-After": "300"})])
@@ -416,24 +404,25 @@ def test_what_was_learned_brings_no_request_forward(
     assert send("GET", site.url).status_code == 200
     first, second = (when for when, *_ in site.seen)
     assert second - first >= 1.0
-    assert send("GET", site.url).status_code == status, "there is no time for that"
+    assert send("GET", site.url).status_code == status, "300 s are more than it may take"
 
 
-def test_what_to_learn_can_be_said(sender: Sender, site: Site, name: str) -> None:
+def test_learn(sender: Sender, site: Site, name: str) -> None:
+    """*learn* decides what an answer says about the member, with origins="*", too."""
     pool = Pool(name)
     pool.add("a", "b")
     site.answer = lambda token: (418, {})
     send = sender(name, learn=lambda response: Feedback("", 0.0, response.status_code == 418))
     assert send("GET", site.url).status_code == 418
-    assert pool.status().retired == 2, "what retires goes to another"
+    assert pool.status().retired == 2, "a request whose member is retired goes to the next"
     pool.add("a", "b")
     site.answer = lambda token: (401, {})
     assert sender(name, origins="*", learn=of_response)("GET", site.url).status_code == 401
-    assert pool.status().retired == 2, "it was asked for"
+    assert pool.status().retired == 2, "of_response was asked for"
 
 
-def test_a_request_that_timed_out_counts_for_longer(sender: Sender, site: Site, name: str) -> None:
-    """The server may count it when it comes to it; one that was never sent nobody can count."""
+def test_timed_out_request(sender: Sender, site: Site, name: str) -> None:
+    """The server may still count it, so the pool counts it until its lease would end; not if it was never sent."""
     pool = Pool(name, quota="1/second", failures=2)
     pool.add("a")
     hangs = threading.Event()
@@ -444,7 +433,7 @@ def test_a_request_that_timed_out_counts_for_longer(sender: Sender, site: Site, 
     hangs.set()
     member = pool.status().members["a"]
     assert (member.failures, member.state) == (1, "limited")
-    assert 15 < (member.ready_in or 0) < 31, "its lease, and then the window"
+    assert 15 < (member.ready_in or 0) < 31, "the rest of its lease, and the window"
     other = Pool(f"{name}'", quota="1/second")
     other.add("a")
     with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
@@ -498,20 +487,22 @@ def test_tls_failure(
     assert waits[0] < (member.ready_in or 0.1) < waits[1]
 
 
-async def test_a_request_that_was_cancelled_counts_for_longer(site: Site, name: str) -> None:
+async def test_cancelled_request_counts(site: Site, name: str) -> None:
+    """The server may still count it, as one that timed out."""
     pool, hangs = AsyncPool(name, quota="1/second"), threading.Event()
     await pool.add("a")
     site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
     async with httpx.AsyncClient(transport=AsyncPoolTransport(pool, BEARER), timeout=20) as client:
         task = asyncio.create_task(client.get(site.url))
-        await asyncio.to_thread(wait_until, lambda: site.seen, "it is on its way")
+        await asyncio.to_thread(wait_until, lambda: site.seen, "the request has arrived")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     hangs.set()
     assert 15 < ((await pool.status()).members["a"].ready_in or 0) < 31
 
 
-def test_secrets_are_in_no_answer_and_in_no_error(sender: Sender, site: Site, name: str) -> None:
+def test_secrets_do_not_leak(sender: Sender, site: Site, name: str) -> None:
+    """No response and no error has the secret, in any of its causes."""
     Pool(name).add("alice")
     site.answer = lambda token: (200, {}) if token == "s3cret" else (500, {})
     authorize = header("Authorization", "Bearer {}", {"alice": "s3cret"})
@@ -536,8 +527,8 @@ SECRETS = ["s3cret\n", "s3cret ", "s3\r\nX: cret", "s3cret\0", "s3cret\u2603", "
 
 
 @pytest.mark.parametrize("secret", SECRETS, ids=range(len(SECRETS)))
-def test_a_secret_that_no_header_can_carry(sender: Sender, secret: Any, name: str) -> None:
-    """As it is read from a file that ends with a line. The libraries would say it to everybody."""
+def test_invalid_secret(sender: Sender, secret: Any, name: str) -> None:
+    """A secret that no header can carry, as with the line feed of its file, is in no error either."""
     pool = Pool(name, failures=1)
     pool.add("alice")
     send = sender(name, header("Authorization", "Bearer {}", {"alice": secret}))
@@ -552,8 +543,8 @@ def test_a_secret_that_no_header_can_carry(sender: Sender, secret: Any, name: st
     assert (pool.status().open, pool.status().leased) == (0, 0)
 
 
-def test_connections_of_ours_are_not_the_members_fault(site: Site, name: str) -> None:
-    """Nothing was sent when there was none to be had in time."""
+def test_own_connection_limit(site: Site, name: str) -> None:
+    """No connection of ours came free in time: this is no failure of the member."""
     pool = Pool(name, slots=2, failures=1)
     pool.add("a")
     inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
@@ -563,14 +554,13 @@ def test_connections_of_ours_are_not_the_members_fault(site: Site, name: str) ->
         assert (pool.status().open, len(site.seen)) == (0, 1)
 
 
-def test_failures_are_repeated_later_each_time(
-    client: str, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backoff(sender: Sender, site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses double after each failure, up to 30 seconds."""
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
     monkeypatch.setattr(retries, "DICE", SimpleNamespace(uniform=lambda low, high: high))
     Pool(name).add("a", "b")
     site.answer = lambda token: (500, {})
-    assert ask(client, name, site.url, most=Retries(attempts=3)).status_code == 500
+    assert sender(name, retries=Retries(attempts=3))("GET", site.url).status_code == 500
     first, second, third = (when for when, *_ in site.seen)
     assert second - first >= 0.2 and third - second >= 0.4
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.5)
@@ -579,7 +569,7 @@ def test_failures_are_repeated_later_each_time(
 
 
 async def later(request: Any, member: str) -> None:
-    """One that nobody would await: requests would go out without the member."""
+    """An async function where a plain one belongs: it would never be awaited."""
 
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -587,7 +577,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: header("Authorization", "Bearer"), ValueError, "Bearer {}"),
     (lambda: header("Authorization", "{} {}"), ValueError, "Bearer {}"),
     (lambda: header("Authorization", "{"), ValueError, "Bearer {}"),
-    (lambda: header("Authorization", None), ValueError, "Bearer {}"),  # type: ignore[arg-type]  # that is the point
+    (lambda: header("Authorization", None), ValueError, "Bearer {}"),  # type: ignore[arg-type]  # the error is the test
     (lambda: header(""), ValueError, "Authorization"),
     (lambda: header("X", secrets="s3cret"), TypeError, "secrets"),  # type: ignore[arg-type]  # as above
     (lambda: header("X", secrets={})(httpx.Request("GET", "http://x"), "bob"), LookupError, "'bob'.*no secret"),
@@ -608,13 +598,14 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("make", "error", "words"), BAD, ids=range(len(BAD)))
 def test_bad_arguments(make: Callable[[], object], error: type[Exception], words: str) -> None:
-    """Said before the first request, wherever that can be."""
+    """A bad argument is an error of the constructor, where it can be known so early."""
     with pytest.raises(error, match=words) as caught:
         make()
     assert "s3cret" not in str(caught.value)
 
 
-def test_secrets_stay_here(site: Site, name: str) -> None:
+def test_secrets_stay_local(site: Site, name: str) -> None:
+    """The pool has names; the request has the secret of the name."""
     pool = Pool(name)
     pool.add("alice")
     authorize = header("Authorization", "Bearer {}", {"alice": "s3cret"})
@@ -642,17 +633,20 @@ PAUSES = [
 def test_pauses(
     method: str, status: int | None, verdict: Feedback, number: int, left: float, pause: float | None
 ) -> None:
+    """Each row of PAUSES."""
     assert Retries().pause(method, status, verdict, number, left) == pause
 
 
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"attempts": 1.5}, {"timeout": 0}, {"timeout": "60"}], ids=repr)
 def test_bad_retries(options: Any) -> None:
+    """The error names the argument."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Retries(**options)
 
 
 @pytest.mark.parametrize("library", ["httpx", "requests"])
-def test_without_the_library_the_error_names_the_extra(library: str) -> None:
+def test_missing_library(library: str) -> None:
+    """The error names the extra to install."""
     code = f"import sys; sys.modules['{library}'] = None\nimport headgate.clients.{library}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert f"headgate[{library}]" in done.stderr

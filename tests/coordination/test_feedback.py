@@ -1,4 +1,4 @@
-"""What an HTTP answer says, in every way in which servers say it."""
+"""What an HTTP answer says about a member, in every header format that servers use."""
 
 import time
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
     (429, {"Retry-After": IN_A_MINUTE, "Date": DATE}, "", 60, False),
     (429, {"Retry-After": DATE, "Date": IN_A_MINUTE}, "", 0, False),
     (429, {"Retry-After": "0"}, "", 0, False),
-    (429, {"Retry-After": "120, 60"}, "", 120, False),  # of two, as the libraries join them
+    (429, {"Retry-After": "120, 60"}, "", 120, False),  # two headers, as libraries join them
     (503, {"Retry-After": "1.5,90"}, "failure", 90, False),
     (429, {"Retry-After": "120, soon"}, "", TOO_MANY, False),
     (429, {"Retry-After": "Sun, 06 Nov 1994 08:49:37 +9999999999999999999999"}, "", TOO_MANY, False),
@@ -40,7 +40,7 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
     (302, {"Retry-After": "60"}, "success", 60, False),
     (413, {"Retry-After": "60"}, "success", 60, False),
     (200, {"X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999"}, "success", LONGEST, False),
-    (503, {"Retry-After": "Sun Nov  6 08:50:37 1994", "Date": DATE}, "failure", 60, False),  # of no zone: UTC
+    (503, {"Retry-After": "Sun Nov  6 08:50:37 1994", "Date": DATE}, "failure", 60, False),  # without a zone: UTC
     (200, {"RateLimit": "limit=10, remaining=0, reset=30"}, "success", 30, False),
     (200, {"RateLimit": "limit=10, remaining=1, reset=30"}, "success", 0, False),
     (403, {"Retry-After": "60"}, "success", 60, False),
@@ -72,18 +72,21 @@ ROWS: list[tuple[int, dict[str, str], str, float, bool]] = [
 
 
 @pytest.mark.parametrize(("status", "headers", "outcome", "cooldown", "retire"), ROWS, ids=repr)
-def test_rows(status: int, headers: dict[str, str], outcome: str, cooldown: float, retire: bool) -> None:
+def test_feedback(status: int, headers: dict[str, str], outcome: str, cooldown: float, retire: bool) -> None:
+    """Each row of ROWS."""
     assert feedback(status, headers) == Feedback(outcome, cooldown, retire)
 
 
 @pytest.mark.parametrize("status", [200, 401, 429, 503, 500, 302])
-def test_a_stranger_has_little_to_say(status: int) -> None:
+def test_of_stranger(status: int) -> None:
+    """The same outcome, but no retirement and at most a minute of cooldown."""
     headers = {"Retry-After": "99999999", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "99999999"}
     mine = of_response(SimpleNamespace(status=status, headers=headers))
     assert of_stranger(SimpleNamespace(status=status, headers=headers)) == (mine.outcome, 60.0, False)
 
 
-def test_the_time_zone_of_this_machine_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A date without a zone is UTC, whatever the time zone of this machine."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:

@@ -1,4 +1,4 @@
-"""The lock in Lua and the lock in Python are one lock."""
+"""The lock in Lua and the lock in Python give the same replies, and keep the promises of a lock in every trace."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ TTL = 30_000
 
 
 def comparable(answer: Sequence[Any]) -> Sequence[Any]:
-    """A server counts its TTLs by its own clock: that there is one to wait for is all that can be equal."""
+    """The reply, with only the sign of the wait: a server counts TTLs by its own clock."""
     return [*answer[:2], answer[2] > 0] if len(answer) == 3 else answer
 
 
@@ -25,12 +25,13 @@ class LockTwins(Twins):
         return comparable(answer)
 
     def expire(self) -> None:
-        """The holder's time is over, and who released it is forgotten; only the counter stays."""
+        """Let the holder's TTL end and released owners be forgotten; only the last fence stays."""
         self.clock.advance(RELEASED_TTL / MICROSECONDS)
         self.server.client().delete(self.machine.keys(self.name)[0])
 
     def forget_the_counter(self) -> None:
-        if state := self.memory._states.get(("lock", self.name)):  # memory may have forgotten it by itself
+        """Lose the last fence, as by an eviction."""
+        if state := self.memory._states.get(("lock", self.name)):  # memory may have dropped the expired state
             state.last = 0
         self.server.client().delete(self.machine.keys(self.name)[1])
 
@@ -46,6 +47,8 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
+    """One holder at a time, and fences that only grow."""
+
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=25))
     def check(trace: list[tuple[tuple[Any, ...], int]]) -> None:
         twins = LockTwins(LOCK, redis_server)
@@ -58,13 +61,13 @@ def test_every_trace(redis_server: Server) -> None:
             elif op == "forget":
                 if holder == "" and last:
                     twins.forget_the_counter()
-                    twins.clock.advance(0.001)  # time does not stand still while a counter is lost
+                    twins.clock.advance(0.001)  # losing a key takes some time
             elif op == "tick":
                 twins.clock.advance(0.25)
             else:
                 answer = twins.step(op, *arguments, times=times)
                 if op == "acquire" and answer[0] == 1:
-                    assert holder in ("", arguments[0], arguments[2]), "taken from somebody"
+                    assert holder in ("", arguments[0], arguments[2]), "taken from its holder"
                     assert answer[1] == last if holder == arguments[0] else answer[1] > last, "the fence went back"
                     holder, last = arguments[0], answer[1]
                 elif op == "release" and answer[0] == 1 and holder == arguments[0]:
@@ -79,18 +82,18 @@ def test_every_trace(redis_server: Server) -> None:
     check()
 
 
-def test_who_has_gone_is_forgotten(redis_server: Server) -> None:
+def test_released_owners_are_forgotten(redis_server: Server) -> None:
     """After ten minutes, or when there are too many."""
     twins = LockTwins(LOCK, redis_server)
     client, key = redis_server.client(), LOCK.keys(twins.name)[2]
 
-    def gone() -> set[int]:
+    def remembered() -> set[int]:
         return {len(twins.memory._states[("lock", twins.name)].released), client.zcard(key)}
 
     for number in range(MAX_RELEASED + 5):
         twins.step("release", str(number), TTL)
-        assert gone() == {min(number + 1, MAX_RELEASED)}
+        assert remembered() == {min(number + 1, MAX_RELEASED)}
     twins.clock.advance(RELEASED_TTL / MICROSECONDS)
     twins.step("release", "last", TTL)
-    assert gone() == {1}
+    assert remembered() == {1}
     twins.close()

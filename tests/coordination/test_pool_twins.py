@@ -1,4 +1,4 @@
-"""The pool in Lua and the pool in Python are one pool, and it keeps its promises in every trace."""
+"""The pool in Lua and the pool in Python give the same replies, and keep its promises in every trace."""
 
 from typing import Any
 
@@ -43,6 +43,8 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
+    """No member has more leases than slots, and every use is that of a lease."""
+
     @given(
         st.sampled_from([PLAIN, SLOTS, LIMITED, BROKEN]), st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=50)
     )
@@ -57,7 +59,7 @@ def test_every_trace(redis_server: Server) -> None:
                 continue
             id, *rest = arguments
             answer = twins.step(op, id, *rules, *rest, times=times)
-            held = {who: lease for who, lease in held.items() if lease[1] > now}
+            held = {holder: lease for holder, lease in held.items() if lease[1] > now}
             if op == "acquire" and answer[0] == 1:
                 assert id not in held or held[id][0] == answer[1]
                 held.setdefault(id, (answer[1], now + LEASE))
@@ -72,18 +74,18 @@ def test_every_trace(redis_server: Server) -> None:
             assert all(members.count(member) <= int(rules[2][0]) for member in members), "more than its slots"
             status = twins.step("status", "", *rules)[1:]
             used = dict(zip(status[::6], status[2::6], strict=True))
-            assert {member: members.count(member) for member in used} == used, "a member is lost, or held by nobody"
+            assert {member: members.count(member) for member in used} == used, "a use without a lease"
         twins.close()
 
     check()
 
 
-def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
-    """Each change of a table, in one pool, with members ready, in use, at their quota and broken."""
+def test_new_rules(redis_server: Server) -> None:
+    """New rules hold for members that are ready, leased, at their quota or broken, from each row to the next."""
     twins = Twins(POOL, redis_server)
 
     table = [
-        "",  # none are given
+        "",  # keeps those that hold
         "1,2,9000000,2,2,60000000",
         "3,2,9000000,1",
         "",
@@ -106,8 +108,8 @@ def test_new_rules_for_those_who_are_here(redis_server: Server) -> None:
     twins.close()
 
 
-def test_a_log_of_many_chunks(redis_server: Server) -> None:
-    """Quotas come and go over a log that fills chunk after chunk: both count the same, and never too many."""
+def test_many_chunks(redis_server: Server) -> None:
+    """While quotas change, both count the same uses, never too many, and drop the chunks that no quota counts."""
     twins = Twins(POOL, redis_server)
     large, small = "1,0,1,1,150,60000000,20,1000000", "1,0,1,1,20,1000000"
     uses: list[int] = []
@@ -118,7 +120,7 @@ def test_a_log_of_many_chunks(redis_server: Server) -> None:
         granted, _, wait = twins.step("acquire", f"{number}", *rules, 0)
         if granted == 0:
             twins.clock.advance(wait / SECOND)
-            assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1, "it is what was said"
+            assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1, "the wait was too short"
         if number < 250 or number >= 320:
             uses = [use for use in uses if use > twins.clock.now() - 60 * SECOND]
             assert len(uses) < 150
@@ -126,13 +128,13 @@ def test_a_log_of_many_chunks(redis_server: Server) -> None:
         twins.step("settle", f"{number}", *rules, "success", 0, 0, 1)
         twins.clock.advance(0.01 if number % 3 else 0.3)
     client = redis_server.client()
-    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
+    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "chunks that no quota counts are kept"
     for number in range(700, 1100):  # without a quota, and at one moment
         rules = (*TIMES, "1,0,1,1" if number == 700 else "")
         if rules[2]:
             twins.step("add", "", *rules, "a")
         assert twins.step("acquire", f"{number}", *rules, 0)[0] == 1
         twins.step("settle", f"{number}", *rules, "success", 0, 0, UNANSWERED if number % 50 else 1)
-    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "what cannot count any more is gone"
+    assert client.hlen("pool:{twins}:log") <= 2 + 150 // 64 + 2, "chunks that no quota counts are kept"
     assert max(map(len, client.hvals("pool:{twins}:log"))) <= 64 * 16
     twins.close()

@@ -1,4 +1,4 @@
-"""One machine at two places, step by step: Redis must answer what memory answers, and again what it answered before."""
+"""A state machine in memory and on Redis, side by side: both must give the same replies, and again if repeated."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.servers import Server
 
 
 class Twins:
-    """The same name of the same machine in memory and on *server*, on one clock."""
+    """The same state of *machine* in memory and on *server*, with one clock."""
 
     def __init__(
         self, machine: StateMachine, server: Server, name: str = "twins", url: str = "", timeout: float = 10
@@ -28,7 +28,7 @@ class Twins:
         self.memory = MemoryStates(self.clock)
 
     def step(self, op: str, *arguments: str | int, times: int = 1) -> list[Any]:
-        """Both answers, which are equal, however often it is asked."""
+        """Run an operation in both, so many *times*, and return the reply, which must be the same each time."""
         answers = []
         for _ in range(times):
             answers.append(self.memory.run(self.machine, self.name, Operation(op, arguments)))
