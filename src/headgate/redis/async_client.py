@@ -51,8 +51,6 @@ class AsyncExecutor(Executor):
         """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
         return await arun(self.plan(script, call, limit), self.answer)
 
-    ask = execute  # the former name
-
     async def examine(self, within: float, patience: float) -> Health:
         """Check the server's health *within* seconds, past the breaker. A limiter's check has *patience* seconds."""
         return await arun(examine(self._topology, patience, monotonic() + within), self.answer)

@@ -234,8 +234,6 @@ class LuaScript:
         """A call with these keys, all with one hash tag, and these arguments."""
         return ScriptCall(keys[0], pack_arguments(len(keys), *keys, *arguments), 1 + len(keys) + len(arguments))
 
-    with_keys = call  # the former name
-
     def slot(self, key: str) -> int:
         """The Cluster slot of a Redis key."""
         return slot_of(key)

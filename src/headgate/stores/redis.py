@@ -158,17 +158,6 @@ class RedisStore:
         except RuntimeError:
             return self._latest_executor
 
-    # former names, until hybrid and coordination use the others
-    def threads(self) -> SyncExecutor:
-        return self.sync_executor()
-
-    def loop(self) -> AsyncExecutor:
-        return self.async_executor()
-
-    @property
-    def _loops(self) -> dict[asyncio.AbstractEventLoop, AsyncExecutor]:
-        return self._async_executors
-
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
         for executor in (self._sync_executor, self._health_executor):
