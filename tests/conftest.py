@@ -1,4 +1,4 @@
-"""Servers, places to keep state, and a bound on every test's time."""
+"""Servers, stores and their callers, and a bound on every test's time."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -11,10 +11,11 @@ import pytest
 
 from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
+from tests.support.callers import Callers, MakeLimiter
 from tests.support.clusters import Cluster, Sentinels
-from tests.support.places import Place
 from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
+from tests.support.stores import STORES, OneServer, OpenStores, rows
 
 pytest.register_assert_rewrite("tests.support.scenario")
 
@@ -147,15 +148,60 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", KINDS[0]])
-def place(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Place]:
-    """Memory, then the default Redis."""
-    with Place(None if request.param == "memory" else servers.empty(request.param)) as place:
-        yield place
+@pytest.fixture
+def redis_limiter(redis_server: Server) -> Iterator[MakeLimiter]:
+    """Make limiters on the default server."""
+    with Callers(OneServer(redis_server), "sync") as callers:
+        yield callers.limiter
 
 
-@pytest.fixture(params=["memory", *KINDS])
-def every_place(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Place]:
-    """Memory, then every kind of server."""
-    with Place(None if request.param == "memory" else servers.empty(request.param)) as place:
-        yield place
+@pytest.fixture
+def any_redis_limiter(any_redis_server: Server) -> Iterator[MakeLimiter]:
+    """Make limiters on every kind of server in turn."""
+    with Callers(OneServer(any_redis_server), "sync") as callers:
+        yield callers.limiter
+
+
+@pytest.fixture(scope="session")
+def open_stores() -> Iterator[OpenStores]:
+    """Open stores as tests ask for them, one of each row in a worker, and close them in the end."""
+    with OpenStores() as stores:
+        yield stores
+
+
+def _callers(request: pytest.FixtureRequest, stores: OpenStores) -> Callers:
+    name, colour = request.param
+    return Callers(stores.empty(name), colour, whole=STORES[name].whole)
+
+
+@pytest.fixture(params=rows(lambda row: row.whole))
+def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    """Callers of each store, in each colour: see tests/stores."""
+    with _callers(request, open_stores) as callers:
+        yield callers
+
+
+@pytest.fixture(params=rows(lambda row: row.whole, colours=("sync",)))
+def sync_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    with _callers(request, open_stores) as callers:
+        yield callers
+
+
+@pytest.fixture(params=rows(lambda row: row.whole, colours=("async",)))
+def async_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    with _callers(request, open_stores) as callers:
+        yield callers
+
+
+@pytest.fixture(params=rows(lambda row: True))
+def any_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    """Callers of every row: also other servers, and other ways to them."""
+    with _callers(request, open_stores) as callers:
+        yield callers
+
+
+@pytest.fixture(params=rows(lambda row: row.outages))
+def failing_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    """Callers of a store that can fail."""
+    with _callers(request, open_stores) as callers:
+        yield callers

@@ -9,8 +9,8 @@ import pytest
 from headgate import AsyncLimiter, Decision
 from headgate.errors import StoreUnavailable
 from tests.support.clocks import PATIENCE, until_async
-from tests.support.places import ALGORITHMS
 from tests.support.proxy import Proxy
+from tests.support.quotas import ALGORITHMS
 from tests.support.servers import Server
 
 BOUND = 128  # checks of about 15 microseconds, so that a batch holds Redis for about 2 ms at most

@@ -9,7 +9,7 @@ import pytest
 from headgate import Decision, Limiter
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 
 def decisions(algorithm: str) -> tuple[Decision, Decision]:

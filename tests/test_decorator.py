@@ -10,12 +10,13 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import InvalidKey, RateLimited
 from headgate.testing import ManualClock
-from tests.support.clocks import WatchedClock, until_async
-from tests.support.places import Place
+from tests.support.callers import Callers
+from tests.support.clocks import PATIENCE, WatchedClock, until, until_async
 
 
-def test_a_plain_function(place: Place) -> None:
-    limiter = place.limiter("2/minute", clock=ManualClock())
+def test_function(callers: Callers) -> None:
+    """It runs as before, until its key is denied."""
+    limiter = callers.limiter("2/minute", clock=ManualClock())
 
     @limiter.limit(key="k")
     def add(a: int, *, b: int) -> int:
@@ -31,30 +32,31 @@ def test_a_plain_function(place: Place) -> None:
     assert (add.__name__, add.__doc__) == ("add", "Add.")
 
 
-def test_an_async_function_under_either_limiter(place: Place) -> None:
-    async def check(limiter: Limiter | AsyncLimiter) -> None:
-        async def double(a: int) -> int:
-            """Double."""
-            await asyncio.sleep(0)
-            return 2 * a
+async def double(a: int) -> int:
+    """Double."""
+    await asyncio.sleep(0)
+    return 2 * a
 
-        limited = limiter.limit(key="k")(double)
-        assert inspect.iscoroutinefunction(limited)
-        assert (limited.__name__, limited.__doc__) == ("double", "Double.")
+
+def test_async_function(callers: Callers) -> None:
+    """It stays an async function, under either kind of limiter."""
+    limiter: Any = callers.limiter("2/minute")
+    real = limiter if callers.colour == "sync" else limiter.limiter
+    limited = real.limit(key="k")(double)
+    assert inspect.iscoroutinefunction(limited)
+    assert (limited.__name__, limited.__doc__) == ("double", "Double.")
+
+    async def check() -> None:
         assert [await limited(1), await limited(2)] == [2, 4]
         with pytest.raises(RateLimited):
             await limited(3)
 
-    async def check_async() -> None:
-        async with place.async_limiter("2/minute", name="other") as limiter:
-            await check(limiter)
-
-    asyncio.run(check(place.limiter("2/minute")))
-    asyncio.run(check_async())
+    asyncio.run(check()) if callers.colour == "sync" else callers.run(check())
 
 
-def test_the_key_may_be_a_function_of_the_arguments(place: Place) -> None:
-    limiter = place.limiter("1/minute", clock=ManualClock())
+def test_key_of_arguments(callers: Callers) -> None:
+    """The key may be a function of the arguments."""
+    limiter = callers.limiter("1/minute", clock=ManualClock())
 
     @limiter.limit(key=lambda user, *_, **__: f"user:{user}")
     def greet(user: str, greeting: str = "hello") -> str:
@@ -69,8 +71,9 @@ def test_the_key_may_be_a_function_of_the_arguments(place: Place) -> None:
     assert limiter.peek("user:cyd")
 
 
-def test_the_key_of_a_method(place: Place) -> None:
-    limiter = place.limiter("1/minute", clock=ManualClock())
+def test_method(sync_callers: Callers) -> None:
+    """The key may be of the object whose method it is."""
+    limiter = sync_callers.limiter("1/minute", clock=ManualClock())
 
     class Account:
         def __init__(self, name: str) -> None:
@@ -86,8 +89,8 @@ def test_the_key_of_a_method(place: Place) -> None:
         Account("ann").pay()
 
 
-def test_a_denied_function_does_not_run(place: Place) -> None:
-    limiter = place.limiter("2/minute", clock=ManualClock())
+def test_denied_does_not_run(callers: Callers) -> None:
+    limiter = callers.limiter("2/minute", clock=ManualClock())
     ran = []
 
     @limiter.limit(key="k", permits=2)
@@ -100,8 +103,9 @@ def test_a_denied_function_does_not_run(place: Place) -> None:
     assert ran == [1]
 
 
-def test_errors_of_the_function_pass_through(place: Place) -> None:
-    limiter = place.limiter("2/minute", clock=ManualClock())
+def test_errors_pass_through(callers: Callers) -> None:
+    """What the function or the block raises comes out; the call was made, so it counts."""
+    limiter = callers.limiter("3/minute", clock=ManualClock())
 
     @limiter.limit(key="k")
     def fail() -> None:
@@ -109,11 +113,14 @@ def test_errors_of_the_function_pass_through(place: Place) -> None:
 
     with pytest.raises(KeyError, match="mine"):
         fail()
-    assert limiter.peek("k", permits=0).remaining == 1, "the call was made, so it counts"
+    with pytest.raises(KeyError), limiter.limit(key="k"):
+        raise KeyError
+    assert limiter.peek("k", permits=0).remaining == 1
 
 
-def test_a_bad_key_from_the_function_is_an_error(place: Place) -> None:
-    limiter = place.limiter("2/minute", clock=ManualClock())
+def test_bad_key(callers: Callers) -> None:
+    """A key function that gives no key is an error of the call."""
+    limiter = callers.limiter("2/minute", clock=ManualClock())
 
     @limiter.limit(key=lambda user: user)
     def greet(user: str) -> None: ...
@@ -122,29 +129,28 @@ def test_a_bad_key_from_the_function_is_an_error(place: Place) -> None:
         greet("")
 
 
-def test_with_a_timeout_it_waits(place: Place) -> None:
-    async def check() -> None:
-        clock = WatchedClock()
-        async with place.async_limiter("1/minute", clock=clock) as limiter:
+def test_timeout(callers: Callers) -> None:
+    """With a time-out a call waits, and gives up."""
+    clock = WatchedClock()
+    limiter = callers.limiter("1/minute", clock=clock)
 
-            @limiter.limit(key="k", timeout=60.0)
-            async def run() -> float:
-                return clock.seconds
+    @limiter.limit(key="k", timeout=60.0)
+    def run() -> float:
+        return clock.seconds
 
-            assert await run() == 0.0
-            waits, gives_up = asyncio.ensure_future(run()), asyncio.ensure_future(run())
-            await until_async(lambda: clock.sleeping == 2)
-            clock.advance(60.0)
-            assert await waits == 60.0
-            with pytest.raises(RateLimited):
-                await gives_up
+    assert run() == 0.0
+    waits = callers.start(run)
+    until(lambda: clock.sleeping == 1)
+    gives_up = callers.start(run)
+    until(lambda: clock.sleeping == 2)
+    clock.advance(60.0)
+    assert waits.result(PATIENCE) == 60.0
+    assert isinstance(gives_up.exception(PATIENCE), RateLimited)
 
-    asyncio.run(check())
 
-
-def test_a_cancelled_call_is_no_longer_in_line(place: Place) -> None:
-    """An async function under a plain limiter: what comes back after the cancellation is there for others."""
-    limiter = place.limiter("1/30d")
+def test_cancelled(sync_callers: Callers) -> None:
+    """An async function of a plain limiter leaves the line when it is cancelled: others get what comes back."""
+    limiter = sync_callers.limiter("1/30d")
     limiter.try_acquire("k")
 
     @limiter.limit(key="k", timeout=30.0)
@@ -163,18 +169,8 @@ def test_a_cancelled_call_is_no_longer_in_line(place: Place) -> None:
     asyncio.run(check())
 
 
-def test_a_plain_function_waits_too(place: Place) -> None:
-    limiter = place.limiter("20/second burst 1")
-
-    @limiter.limit(key="k", timeout=30.0)
-    def run() -> int:
-        return 1
-
-    assert sum(run() for _ in range(3)) == 3
-
-
-def test_as_a_context_manager(place: Place) -> None:
-    limiter = place.limiter("3/minute", clock=ManualClock())
+def test_context_manager(callers: Callers) -> None:
+    limiter = callers.limiter("3/minute", clock=ManualClock())
     guard = limiter.limit(key="k", permits=2)
     with guard as decision:
         assert decision.remaining == 1
@@ -182,24 +178,6 @@ def test_as_a_context_manager(place: Place) -> None:
         pytest.fail("denied, so the block does not run")
     with limiter.limit(key="k") as decision:
         assert decision.remaining == 0
-
-
-def test_as_an_async_context_manager(place: Place) -> None:
-    async def check() -> None:
-        async with place.async_limiter("3/minute", clock=ManualClock()) as limiter:
-            async with limiter.limit(key="k", permits=2) as decision:
-                assert decision.remaining == 1
-            with pytest.raises(RateLimited):
-                async with limiter.limit(key="k", permits=2):
-                    pytest.fail("denied, so the block does not run")
-
-    asyncio.run(check())
-
-
-def test_errors_in_the_block_pass_through(place: Place) -> None:
-    limiter = place.limiter("3/minute", clock=ManualClock())
-    with pytest.raises(KeyError), limiter.limit(key="k"):
-        raise KeyError
 
 
 def test_a_block_has_no_arguments_to_make_a_key_of() -> None:

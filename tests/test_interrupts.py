@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate import AsyncLimiter, Limiter
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent

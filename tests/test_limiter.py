@@ -9,7 +9,7 @@ from headgate.algorithms import ALGORITHMS as TABLE
 from headgate.rule import POLICIES
 from headgate.stores import MemoryStore, RedisStore
 from headgate.testing import ManualClock
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

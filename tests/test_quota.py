@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, Quota
 from headgate.errors import HeadgateError, InvalidQuota
-from tests.support.places import BUCKETS, WINDOWS
+from tests.support.quotas import BUCKETS, WINDOWS
 
 GOOD = [
     # text                       limit  period   burst

@@ -14,7 +14,8 @@ import redis.asyncio
 from headgate import AsyncLimiter, Limiter, Quota
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.support.places import ALGORITHMS, BUCKETS, Place
+from tests.support.callers import MakeLimiter
+from tests.support.quotas import ALGORITHMS, BUCKETS
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -39,36 +40,40 @@ def commands(server: Server, work: Callable[[], object]) -> list[str]:
 
 @pytest.mark.parametrize("quotas", [["50/minute"], ["50/minute", "60/hour", "70/day"]], ids=["one", "several"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_decision_is_one_command(algorithm: str, quotas: list[str], any_redis_server: Server) -> None:
-    with Place(any_redis_server) as place:
-        limiter = place.limiter(quotas, algorithm=algorithm)
-        limiter.try_acquire("k")  # the script is known now
-        calls: list[Callable[[], object]] = [
-            lambda: limiter.try_acquire("k"),
-            lambda: limiter.try_acquire("k", permits=7),
-            lambda: limiter.peek("k"),
-            lambda: limiter.refund("k"),
-            lambda: limiter.reset("k"),
-        ]
-        for call in calls:
-            assert commands(any_redis_server, call) == ["EVALSHA"]
+def test_a_decision_is_one_command(
+    algorithm: str, quotas: list[str], any_redis_server: Server, any_redis_limiter: MakeLimiter
+) -> None:
+    limiter = any_redis_limiter(quotas, algorithm=algorithm)
+    limiter.try_acquire("k")  # the script is known now
+    calls: list[Callable[[], object]] = [
+        lambda: limiter.try_acquire("k"),
+        lambda: limiter.try_acquire("k", permits=7),
+        lambda: limiter.peek("k"),
+        lambda: limiter.refund("k"),
+        lambda: limiter.reset("k"),
+    ]
+    for call in calls:
+        assert commands(any_redis_server, call) == ["EVALSHA"]
 
 
-def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(any_redis_server: Server) -> None:
+def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(
+    any_redis_server: Server, any_redis_limiter: MakeLimiter
+) -> None:
     """The same by INFO commandstats, granted and denied."""
-    with Place(any_redis_server) as place:
-        limiter = place.limiter("50/30d")
-        limiter.peek("k")
-        before = {name: any_redis_server.calls(name) for name in ("evalsha", "eval", "script|load")}
-        assert sum(limiter.try_acquire("k").allowed for _ in range(100)) == 50
+    limiter = any_redis_limiter("50/30d")
+    limiter.peek("k")
+    before = {name: any_redis_server.calls(name) for name in ("evalsha", "eval", "script|load")}
+    assert sum(limiter.try_acquire("k").allowed for _ in range(100)) == 50
     after = {name: any_redis_server.calls(name) for name in before}
     assert after == before | {"evalsha": before["evalsha"] + 100}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flushed_script_cache_is_filled_again(algorithm: str, any_redis_server: Server) -> None:
-    with Place(any_redis_server) as place, any_redis_server.client() as client:
-        limiter = place.limiter("50/30d", algorithm=algorithm)
+def test_a_flushed_script_cache_is_filled_again(
+    algorithm: str, any_redis_server: Server, any_redis_limiter: MakeLimiter
+) -> None:
+    with any_redis_server.client() as client:
+        limiter = any_redis_limiter("50/30d", algorithm=algorithm)
         for left in range(49, 39, -1):
             assert limiter.try_acquire("k").remaining == left
             client.script_flush()
@@ -91,14 +96,15 @@ def test_a_flushed_script_cache_is_filled_again_async(algorithm: str, any_redis_
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_command_is_deprecated_or_forbidden(algorithm: str, any_redis_server: Server) -> None:
+def test_no_command_is_deprecated_or_forbidden(
+    algorithm: str, any_redis_server: Server, any_redis_limiter: MakeLimiter
+) -> None:
     """A script must not look through all keys, whatever the number of keys."""
-    with Place(any_redis_server) as place:
-        limiter = place.limiter(["5/minute", "6/hour"], algorithm=algorithm)
-        for _ in range(7):
-            limiter.try_acquire("k")
-        limiter.refund("k")
-        limiter.reset("k")
+    limiter = any_redis_limiter(["5/minute", "6/hour"], algorithm=algorithm)
+    for _ in range(7):
+        limiter.try_acquire("k")
+    limiter.refund("k")
+    limiter.reset("k")
     for command in ("keys", "scan", "zrange|all", "flushall"):
         before = 1 if command == "flushall" else 0  # our own, before the test
         assert any_redis_server.calls(command) <= before
@@ -120,38 +126,36 @@ for algorithm in sys.argv[3:]:
 """
 
 
-def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server) -> None:
+def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server, redis_limiter: MakeLimiter) -> None:
     """Clients a hundred days ahead and behind count against the same state, by the server's time."""
-    with Place(redis_server) as place:
-        limiters = [place.limiter("5/30d", algorithm=algorithm) for algorithm in ALGORITHMS]
-        assert all(limiter.try_acquire("k", permits=3) for limiter in limiters)
-        for skew in (100 * 86400, -100 * 86400):
-            command = [sys.executable, "-c", SKEWED, str(skew), redis_server.patient_url, *ALGORITHMS]
-            said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
-            assert said.splitlines() == [f"{algorithm} False 2" for algorithm in ALGORITHMS]
-        assert [limiter.peek("k", permits=0).remaining for limiter in limiters] == [2] * len(limiters)
+    limiters = [redis_limiter("5/30d", algorithm=algorithm) for algorithm in ALGORITHMS]
+    assert all(limiter.try_acquire("k", permits=3) for limiter in limiters)
+    for skew in (100 * 86400, -100 * 86400):
+        command = [sys.executable, "-c", SKEWED, str(skew), redis_server.patient_url, *ALGORITHMS]
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
+        assert said.splitlines() == [f"{algorithm} False 2" for algorithm in ALGORITHMS]
+    assert [limiter.peek("k", permits=0).remaining for limiter in limiters] == [2] * len(limiters)
 
 
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 61.0, 3600.0, 10_000_000.0])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
 def test_a_clock_that_steps_back_sets_nobody_free_and_locks_nobody_out(
-    algorithm: str, back: float, redis_server: Server
+    algorithm: str, back: float, redis_limiter: MakeLimiter
 ) -> None:
     """A failover can put an older clock in charge. (A fixed window then has another name, and its own count.)"""
     before, after = ManualClock(1_700_000_000), ManualClock(1_700_000_000 - back)
-    with Place(redis_server) as place:
-        assert place.limiter("10/minute", algorithm=algorithm, clock=before).try_acquire("k", permits=10)
-        limiter = place.limiter("10/minute", algorithm=algorithm, clock=after)
-        denied = limiter.try_acquire("k")
-        assert not denied
-        assert 0 < denied.retry_after <= 180
-        after.advance(denied.retry_after - 0.000001)
-        assert not limiter.try_acquire("k")
-        after.advance(0.000001)
-        assert limiter.try_acquire("k"), "retry_after is true here too"
-        after.advance(limiter.peek("k", permits=0).reset_after)
-        assert limiter.try_acquire("k", permits=10)
-        assert not limiter.try_acquire("k")
+    assert redis_limiter("10/minute", algorithm=algorithm, clock=before).try_acquire("k", permits=10)
+    limiter = redis_limiter("10/minute", algorithm=algorithm, clock=after)
+    denied = limiter.try_acquire("k")
+    assert not denied
+    assert 0 < denied.retry_after <= 180
+    after.advance(denied.retry_after - 0.000001)
+    assert not limiter.try_acquire("k")
+    after.advance(0.000001)
+    assert limiter.try_acquire("k"), "retry_after is true here too"
+    after.advance(limiter.peek("k", permits=0).reset_after)
+    assert limiter.try_acquire("k", permits=10)
+    assert not limiter.try_acquire("k")
 
 
 CHANGES = [("100/minute", "10/minute"), ("10/minute", "100/minute"), ("10/minute", "10/hour"), ("50/hour", "7/second")]
@@ -166,39 +170,37 @@ BURST_CHANGES = [("100/minute", "100/minute burst 5"), ("7/minute burst 1000", "
         for old, new in CHANGES + (BURST_CHANGES if algorithm in BUCKETS else [])
     ],
 )
-def test_a_new_quota_on_live_keys_does_no_harm(algorithm: str, old: str, new: str, redis_server: Server) -> None:
+def test_a_new_quota_on_live_keys_does_no_harm(algorithm: str, old: str, new: str, redis_limiter: MakeLimiter) -> None:
     """What the old quota wrote is read by the new one: sane numbers, no error, and it comes back to normal."""
     clock = ManualClock()
     clock.advance(12.345678)
-    with Place(redis_server) as place:
-        before = place.limiter(old, algorithm=algorithm, clock=clock)
-        for part in (3, 2):
-            before.try_acquire("k", permits=min(part, Quota.parse(old).capacity))
-        before.try_acquire("k", permits=Quota.parse(old).capacity // 2 or 1)
-        clock.advance(1.0)
-        limiter = place.limiter(new, algorithm=algorithm, clock=clock)
-        capacity = Quota.parse(new).capacity
-        state = limiter.peek("k", permits=0)
-        assert state.limit == capacity
-        assert 0 <= state.remaining <= capacity
-        if state.remaining:
-            assert limiter.try_acquire("k", permits=state.remaining)
-        denied = limiter.try_acquire("k")
-        assert not denied
-        clock.advance(denied.retry_after)
-        assert limiter.try_acquire("k"), "retry_after is true here too"
-        limiter.refund("k")
-        clock.advance(limiter.peek("k", permits=0).reset_after)
-        rested = limiter.peek("k", permits=0)
-        assert (rested.remaining, rested.reset_after) == (capacity, 0.0)
+    before = redis_limiter(old, algorithm=algorithm, clock=clock)
+    for part in (3, 2):
+        before.try_acquire("k", permits=min(part, Quota.parse(old).capacity))
+    before.try_acquire("k", permits=Quota.parse(old).capacity // 2 or 1)
+    clock.advance(1.0)
+    limiter = redis_limiter(new, algorithm=algorithm, clock=clock)
+    capacity = Quota.parse(new).capacity
+    state = limiter.peek("k", permits=0)
+    assert state.limit == capacity
+    assert 0 <= state.remaining <= capacity
+    if state.remaining:
+        assert limiter.try_acquire("k", permits=state.remaining)
+    denied = limiter.try_acquire("k")
+    assert not denied
+    clock.advance(denied.retry_after)
+    assert limiter.try_acquire("k"), "retry_after is true here too"
+    limiter.refund("k")
+    clock.advance(limiter.peek("k", permits=0).reset_after)
+    rested = limiter.peek("k", permits=0)
+    assert (rested.remaining, rested.reset_after) == (capacity, 0.0)
 
 
-def test_a_new_algorithm_on_live_keys_does_no_harm(redis_server: Server) -> None:
-    with Place(redis_server) as place:
-        for _ in range(2):
-            for algorithm in ALGORITHMS:
-                limiter = place.limiter("10/30d", algorithm=algorithm)
-                assert limiter.try_acquire("k", permits=5)
+def test_a_new_algorithm_on_live_keys_does_no_harm(redis_limiter: MakeLimiter) -> None:
+    for _ in range(2):
+        for algorithm in ALGORITHMS:
+            limiter = redis_limiter("10/30d", algorithm=algorithm)
+            assert limiter.try_acquire("k", permits=5)
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)

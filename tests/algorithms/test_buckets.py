@@ -1,12 +1,11 @@
 """Token bucket, leaky bucket and GCRA: three ways to keep the same promise, so one table for the three."""
 
-import asyncio
-
 import pytest
 
 from headgate import Quota
-from tests.support.places import BUCKETS, Place
-from tests.support.scenario import Scenario, play, play_async
+from tests.support.callers import Callers
+from tests.support.quotas import BUCKETS
+from tests.support.scenario import Scenario, play
 
 SCENARIOS = [
     Scenario(
@@ -173,11 +172,5 @@ SCENARIOS = [
 
 @pytest.mark.parametrize("algorithm", BUCKETS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.story)
-def test_scenario(scenario: Scenario, algorithm: str, every_place: Place) -> None:
-    play(scenario, algorithm, every_place)
-
-
-@pytest.mark.parametrize("algorithm", BUCKETS)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.story)
-def test_scenario_async(scenario: Scenario, algorithm: str, place: Place) -> None:
-    asyncio.run(play_async(scenario, algorithm, place))
+def test_scenario(scenario: Scenario, algorithm: str, callers: Callers) -> None:
+    play(scenario, algorithm, callers)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, Quota
 from headgate.testing import ManualClock
-from tests.support.places import BUCKETS
-from tests.support.quotas import BURSTS, PLAIN, pauses, period_us, permits
+from tests.support.quotas import BUCKETS, BURSTS, PLAIN, pauses, period_us, permits
 
 Grants = list[tuple[int, int]]  # (microsecond, permits)
 

@@ -1,12 +1,10 @@
 """Sliding window log: no window of that length, wherever it starts, holds more than the limit."""
 
-import asyncio
-
 import pytest
 
 from headgate import Quota
-from tests.support.places import Place
-from tests.support.scenario import Scenario, play, play_async
+from tests.support.callers import Callers
+from tests.support.scenario import Scenario, play
 
 SCENARIOS = [
     Scenario(
@@ -138,10 +136,5 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.story)
-def test_scenario(scenario: Scenario, every_place: Place) -> None:
-    play(scenario, "sliding_window", every_place)
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.story)
-def test_scenario_async(scenario: Scenario, place: Place) -> None:
-    asyncio.run(play_async(scenario, "sliding_window", place))
+def test_scenario(scenario: Scenario, callers: Callers) -> None:
+    play(scenario, "sliding_window", callers)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.clusters import Node
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

@@ -12,7 +12,7 @@ from headgate.stores.redis import RedisStore
 from tests.support.clusters import SERVICE, Cluster, Member, wait_until
 from tests.support.load import Load
 from tests.support.outages import busy
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults-cluster")]
 

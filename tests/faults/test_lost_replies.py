@@ -9,7 +9,7 @@ from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Load
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 from tests.support.tcp_proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]

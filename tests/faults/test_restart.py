@@ -5,7 +5,7 @@ import pytest
 from headgate import Limiter
 from tests.support.clusters import Node
 from tests.support.load import Load
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

@@ -9,7 +9,7 @@ from redis.crc import key_slot
 from headgate.redis.script import LimiterScript
 from headgate.rule import Rule
 from tests.support.clusters import SLOTS, slots_of
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 
 COUNT = 100_000
 NAMES: dict[str, Callable[[int], str]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Start
-from tests.support.places import ALGORITHMS, BUCKETS
+from tests.support.quotas import ALGORITHMS, BUCKETS
 from tests.support.service import API, Answer, Service, headgate
 
 NAMES = [name.upper() for name in ALGORITHMS]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import Start
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 from tests.support.service import Service, eventually
 
 

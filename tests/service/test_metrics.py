@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.service.conftest import Start
-from tests.support.places import ALGORITHMS
+from tests.support.quotas import ALGORITHMS
 from tests.support.servers import Server
 from tests.support.service import API, Service, eventually, runs
 

@@ -89,6 +89,7 @@ class SlidingWindow:
         return Fraction(sum(permits for time, permits in self.log if now < time + self.period))
 
     def spend(self, now: int, permits: int) -> None:
+        self.log = [entry for entry in self.log if now < entry[0] + self.period]
         self.log.append((now, permits))
 
     def refund(self, now: int, permits: int) -> None:
@@ -119,29 +120,33 @@ MODELS: dict[str, type[Bucket] | type[Gcra] | type[FixedWindow] | type[SlidingWi
 
 
 class Oracle:
-    """One key under one quota."""
+    """One key under one quota or under several: all must allow, else nothing is spent."""
 
-    def __init__(self, algorithm: str, quota: Quota) -> None:
-        self.algorithm = algorithm
-        self.quota = quota
-        self.capacity = quota.capacity
+    def __init__(self, algorithm: str, *quotas: Quota) -> None:
+        self.algorithm, self.quotas = algorithm, quotas
         self.reset()
 
-    def allows(self, now: int, permits: int) -> bool:
-        return self.model.used(now) + permits <= self.capacity
+    def reset(self) -> None:
+        self.models: list[Model] = [MODELS[self.algorithm](quota) for quota in self.quotas]
 
-    def remaining(self, now: int) -> int:
-        return floor(self.capacity - self.model.used(now))
+    def refusing(self, now: int, permits: int) -> list[Quota]:
+        """The quotas that do not allow so many permits."""
+        pairs = zip(self.models, self.quotas, strict=True)
+        return [quota for model, quota in pairs if model.used(now) + permits > quota.capacity]
+
+    def remaining(self, now: int) -> dict[Quota, int]:
+        """What each quota has left."""
+        pairs = zip(self.models, self.quotas, strict=True)
+        return {quota: floor(quota.capacity - model.used(now)) for model, quota in pairs}
 
     def fresh(self, now: int) -> bool:
         """Whether the key is as good as never seen: nothing counts, now or later."""
-        return self.model.used(now) == 0
+        return all(model.used(now) == 0 for model in self.models)
 
     def spend(self, now: int, permits: int) -> None:
-        self.model.spend(now, permits)
+        for model in self.models:
+            model.spend(now, permits)
 
     def refund(self, now: int, permits: int) -> None:
-        self.model.refund(now, permits)
-
-    def reset(self) -> None:
-        self.model: Model = MODELS[self.algorithm](self.quota)
+        for model in self.models:
+            model.refund(now, permits)

@@ -1,4 +1,4 @@
-"""Quotas that have tripped limiters up, and random walks through time under them."""
+"""Algorithms, keys and quotas that have tripped limiters up, and random walks through time under them."""
 
 from fractions import Fraction
 from math import gcd
@@ -6,7 +6,17 @@ from math import gcd
 from hypothesis import strategies as st
 
 from headgate import Quota
-from tests.support.places import ALGORITHMS, BUCKETS
+
+ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"]
+BUCKETS = ["token_bucket", "leaky_bucket", "gcra"]  # may have a burst; they refill all the time
+WINDOWS = ["fixed_window", "sliding_window", "sliding_window_counter"]
+
+HOSTILE_KEYS = [
+    "a", "b", "ab", "a}b", "a{b", "{", "}", "{}", "}{", "{a}", "{a", "a}", "a:b", "a:b:c", ":", "::",
+    "%", "%7B", "%7D", "%25", "%257B", "%7b", "a%7Db", "a%7db", "a\u202eb", "\u202eab", "a\u200bb", "ab ", " ab", "AB",
+    "é", "e\u0301", "😀" * 64, "😀" * 63, "a*b", "a?b", "[ab]", "a/b", "a\\b", "a\\}b", "default", "1699920000",
+    "a}:1699920000", "{a}:1699920000", "a:1699920000", "a}:burst", "token_bucket:{a}", "rate_limiter:token_bucket:{a}",
+]  # fmt: skip
 
 PLAIN = [
     Quota(1, 1.0),

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headgate import AsyncLimiter, Limiter, Quota
+from headgate import Quota
 from headgate.testing import ManualClock
-from tests.support.places import Place
+from tests.support.callers import Callers
 
 
 @dataclass(frozen=True)
@@ -57,37 +57,14 @@ def _seen(decision: Any, names: dict[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in names}
 
 
-def _move_to(clock: ManualClock, start: int, at_us: int) -> None:
-    clock.advance((start + at_us - clock.now()) / 1_000_000)
-
-
-def _call(limiter: Limiter | AsyncLimiter, step: Step) -> Any:
-    """Make the call; what comes back is an answer, or an awaitable of one."""
-    if step.call == "reset":
-        return limiter.reset("k")
-    method = {"take": limiter.try_acquire, "peek": limiter.peek, "refund": limiter.refund}[step.call]
-    return method("k", permits=step.permits)
-
-
-def play(scenario: Scenario, algorithm: str, place: Place) -> None:
-    """Play *scenario* through a `Limiter`."""
+def play(scenario: Scenario, algorithm: str, callers: Callers) -> None:
+    """Make the calls of *scenario* at its times, and compare the answers."""
     clock = ManualClock()
     start = clock.now()
-    limiter = place.limiter(scenario.quota, algorithm=algorithm, clock=clock)
+    limiter = callers.limiter(scenario.quota, algorithm=algorithm, clock=clock)
+    calls = {"take": limiter.try_acquire, "peek": limiter.peek, "refund": limiter.refund}
     for step in scenario.steps():
-        _move_to(clock, start, step.at_us)
-        answer = _call(limiter, step)
+        clock.advance((start + step.at_us - clock.now()) / 1_000_000)
+        answer = limiter.reset("k") if step.call == "reset" else calls[step.call]("k", permits=step.permits)
         if step.expected:
             assert _seen(answer, step.expected) == step.expected, step
-
-
-async def play_async(scenario: Scenario, algorithm: str, place: Place) -> None:
-    """Play *scenario* through an `AsyncLimiter`."""
-    clock = ManualClock()
-    start = clock.now()
-    async with place.async_limiter(scenario.quota, algorithm=algorithm, clock=clock) as limiter:
-        for step in scenario.steps():
-            _move_to(clock, start, step.at_us)
-            answer = await _call(limiter, step)
-            if step.expected:
-                assert _seen(answer, step.expected) == step.expected, step

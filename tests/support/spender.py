@@ -1,4 +1,4 @@
-"""`python -m tests.support.spender URL`: spend in a process of its own; stdin: `ALGORITHM CALLS PERMITS QUOTA...`.
+"""`python -m tests.support.spender`: spend in a process of its own; stdin: `URL ALGORITHM CALLS PERMITS QUOTA...`.
 
 Says `ready`, waits for another line, makes the calls, prints how many permits were granted; and so on.
 """
@@ -8,9 +8,9 @@ import sys
 from headgate import Limiter
 
 
-def main(url: str) -> None:
+def main() -> None:
     while words := sys.stdin.readline().split():
-        algorithm, calls, permits, *quotas = words
+        url, algorithm, calls, permits, *quotas = words
         with Limiter(quotas, algorithm=algorithm, store=url, on_store_error="raise") as limiter:
             limiter.peek("k")
             print("ready", flush=True)
@@ -21,4 +21,4 @@ def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

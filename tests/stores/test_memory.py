@@ -1,8 +1,8 @@
 """The memory store is bounded: a flood of keys neither grows it nor frees a key that is being limited."""
 
+import itertools
 import random
 import sys
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +10,8 @@ import pytest
 from headgate import Limiter
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
-from tests.support.places import ALGORITHMS
+from tests.support.callers import in_threads
+from tests.support.quotas import ALGORITHMS
 
 FLOOD = 50_000
 BOUND = 1_000
@@ -22,7 +23,8 @@ def store(clock: ManualClock) -> MemoryStore:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flood_neither_grows_it_nor_frees_anybody(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+def test_flood(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+    """A flood of new keys neither grows the store nor frees a key that is at its limit."""
     limiter = Limiter("3/hour", algorithm=algorithm, store=store)
     limited = [f"limited {number}" for number in range(20)]
     for key in limited:
@@ -38,9 +40,8 @@ def test_a_flood_neither_grows_it_nor_frees_anybody(algorithm: str, store: Memor
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_full_of_limited_keys_it_refuses_newcomers_until_there_is_room(
-    algorithm: str, store: MemoryStore, clock: ManualClock
-) -> None:
+def test_full(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+    """Full of keys at their limit, it refuses new keys until there is room."""
     limiter = Limiter("1/minute", algorithm=algorithm, store=store)
     for number in range(BOUND):
         assert limiter.try_acquire(f"first {number}")
@@ -57,8 +58,8 @@ def test_full_of_limited_keys_it_refuses_newcomers_until_there_is_room(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_look_at_a_newcomer_says_what_a_call_would(algorithm: str) -> None:
-    """Whatever is in a small store, full or not, of one limiter or of two: the answers agree, key by key."""
+def test_peek_at_new_keys(algorithm: str) -> None:
+    """A peek at a key never seen says what a call would, whatever is in a small store, of one limiter or of two."""
     chance = random.Random(algorithm)
     refused = admitted = 0
     for bound in (1, 2, 9, 40):
@@ -82,47 +83,35 @@ def test_a_look_at_a_newcomer_says_what_a_call_would(algorithm: str) -> None:
     assert min(refused, admitted) > 100, "the trials never came to the point"
 
 
-def test_a_flood_under_threads(clock: ManualClock) -> None:
+def test_flood_from_threads(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=500, clock=clock)
     limiter = Limiter(["3/hour", "5/day"], algorithm="sliding_window", store=store)
     plain = Limiter("3/hour", store=store)
     for one in (limiter, plain):
         one.try_acquire("limited", permits=3)
-    errors: list[BaseException] = []
+    seeds = itertools.count()
 
-    def flood(seed: int) -> None:
+    def flood() -> None:
+        seed = next(seeds)
         chance = random.Random(seed)
-        try:
-            for number in range(1_500):
-                one = chance.choice([limiter, plain])
-                key = chance.choice([f"{seed} {number}", f"shared {number}"])
-                calls: list[Callable[[str], object]] = [
-                    one.try_acquire,
-                    one.try_acquire,
-                    one.peek,
-                    one.refund,
-                    one.reset,
-                ]
-                chance.choice(calls)(key)
-                clock.advance(0.0001)
-                assert not one.try_acquire("limited")
-        except BaseException as error:
-            errors.append(error)
+        for number in range(1_500):
+            one = chance.choice([limiter, plain])
+            key = chance.choice([f"{seed} {number}", f"shared {number}"])
+            calls: list[Callable[[str], object]] = [one.try_acquire, one.try_acquire, one.peek, one.refund, one.reset]
+            chance.choice(calls)(key)
+            clock.advance(0.0001)
+            assert not one.try_acquire("limited")
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    threads = [threading.Thread(target=flood, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, flood)
     sys.setswitchinterval(before)
-    assert errors == []
     assert len(store) <= 500
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_has_expired_is_swept_a_little_on_each_call(algorithm: str, clock: ManualClock) -> None:
+def test_sweep(algorithm: str, clock: ManualClock) -> None:
+    """Each call sweeps a few states that have expired."""
     store = MemoryStore(clock=clock)
     limiter = Limiter("2/minute", algorithm=algorithm, store=store)
     for number in range(5_000):
@@ -139,7 +128,7 @@ def test_what_has_expired_is_swept_a_little_on_each_call(algorithm: str, clock: 
     assert sorted(lengths, reverse=True) == lengths
 
 
-def test_what_has_not_expired_is_not_swept(clock: ManualClock) -> None:
+def test_sweep_keeps_what_counts(clock: ManualClock) -> None:
     store = MemoryStore(clock=clock)
     limiter = Limiter("1/hour", store=store)
     for number in range(200):
@@ -151,32 +140,15 @@ def test_what_has_not_expired_is_not_swept(clock: ManualClock) -> None:
     assert not any(limiter.try_acquire(f"k{number}") for number in range(200))
 
 
-def test_looking_makes_no_entry(clock: ManualClock) -> None:
-    store = MemoryStore(clock=clock)
-    limiter = Limiter("5/minute", store=store)
-    for number in range(100):
-        limiter.peek(f"k{number}")
-        limiter.refund(f"k{number}")
-        limiter.reset(f"k{number}")
-    assert len(store) == 0
-
-
-def test_limiters_on_one_store_share_the_bound_and_not_the_state(store: MemoryStore) -> None:
-    login = Limiter("2/minute", store=store, name="login")
-    search = Limiter("2/minute", store=store, name="search")
-    again = Limiter("2/minute", store=store, name="login")
-    other = Limiter("2/minute", store=store, name="login", algorithm="fixed_window")
-    assert login.try_acquire("k", permits=2)
-    assert search.try_acquire("k", permits=2)
-    assert not again.try_acquire("k"), "an equal name is the same limit"
-    assert other.try_acquire("k", permits=2), "another algorithm is another limit"
-    for limiter in (login, search):
+def test_limiters_share_the_bound(store: MemoryStore) -> None:
+    for name in ("login", "search"):
+        limiter = Limiter("2/minute", store=store, name=name)
         for number in range(2 * BOUND):
             limiter.try_acquire(f"k{number}")
     assert len(store) <= BOUND
 
 
-def test_memory_is_not_shared_between_stores() -> None:
+def test_stores_are_apart() -> None:
     first, second = Limiter("1/minute"), Limiter("1/minute")
     assert first.try_acquire("k")
     assert second.try_acquire("k")
@@ -191,3 +163,18 @@ def test_small_bounds(max_keys: int, clock: ManualClock) -> None:
         assert not limiter.try_acquire("limited")
     clock.advance(60)
     assert limiter.try_acquire("limited", permits=2)
+
+
+def test_threads_and_time_that_moves(clock: ManualClock) -> None:
+    """Time moves while 16 threads spend: never more than the capacity and what has come in since."""
+    limiter = Limiter("10/second burst 20", clock=clock)
+
+    def work() -> int:
+        spent = 0
+        for _ in range(200):
+            clock.advance(0.001)
+            spent += limiter.try_acquire("k").allowed
+        return spent
+
+    most = 20 + 16 * 200 * 0.001 * 10
+    assert most - 2 <= sum(in_threads(16, work)) <= most  # a little is lost while the bucket is still full

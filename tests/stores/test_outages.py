@@ -1,0 +1,209 @@
+"""A store that does not answer is a policy, not an exception: allow, deny, local or raise, in a call's time."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from headgate import Decision, Limiter
+from headgate.errors import HeadgateError, InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
+from tests.support.callers import Callers
+from tests.support.clocks import until
+from tests.support.pulse import Pulse
+from tests.support.quotas import ALGORITHMS
+
+QUOTA = "3/30d"
+BUDGET = 0.15  # seconds that a call may take
+BRIEF = {"timeout": BUDGET, "connect_timeout": BUDGET}
+OUTAGES = ["gone", "silent"]
+
+
+def patient(limiter: Limiter) -> Limiter:
+    """The same with more time than a busy machine takes."""
+    return limiter.within(20)
+
+
+def recover(*limiters: Limiter) -> None:
+    """Wait until the store answers all of them."""
+    for limiter in limiters:
+        until(lambda limiter: not limiter.peek("other", permits=0).degraded, limiter)
+
+
+@contextmanager
+def outage(callers: Callers, name: str, **policies: Limiter) -> Iterator[Callable[..., Any]]:
+    """An outage of that *name*, in which the function that it gives makes calls and sees that each is in time."""
+    for limiter in policies.values():
+        assert not patient(limiter).try_acquire("warm").degraded
+    slowest = 0.0
+
+    def timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal slowest
+        begun = time.monotonic()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            slowest = max(slowest, time.monotonic() - begun)
+
+    with getattr(callers.store, name)(), Pulse() as pulse:
+        yield timed
+    assert slowest <= BUDGET + pulse.slack
+    recover(*policies.values())
+
+
+@pytest.mark.parametrize("how", OUTAGES)
+def test_allow(how: str, failing_callers: Callers) -> None:
+    """The default: everybody goes on, and can see that it was not the store that decided."""
+    limiter = failing_callers.limiter(QUOTA, on_store_error="allow", **BRIEF)
+    with outage(failing_callers, how, allow=limiter) as timed:
+        for _ in range(5):
+            decision = timed(limiter.try_acquire, "k")
+            assert decision.allowed and decision.degraded
+            assert 0 <= decision.remaining <= decision.limit == 3
+        assert timed(limiter.peek, "k").degraded
+        assert timed(limiter.peek, "k", permits=0).degraded
+        assert timed(limiter.acquire, "k", timeout=0).degraded
+
+
+@pytest.mark.parametrize("how", OUTAGES)
+def test_deny(how: str, failing_callers: Callers) -> None:
+    limiter = failing_callers.limiter(QUOTA, on_store_error="deny", **BRIEF)
+    with outage(failing_callers, how, deny=limiter) as timed:
+        for _ in range(5):
+            decision = timed(limiter.try_acquire, "k")
+            assert not decision.allowed and decision.degraded
+            assert decision.retry_after > 0
+        assert not timed(limiter.peek, "k")
+        assert timed(limiter.peek, "k", permits=0).degraded
+        with pytest.raises(RateLimited) as caught:
+            timed(limiter.acquire, "k", timeout=0)
+        assert caught.value.decision.degraded
+
+
+@pytest.mark.parametrize("how", OUTAGES)
+def test_local(how: str, failing_callers: Callers) -> None:
+    """A limiter of the same quota, in this process."""
+    limiter = failing_callers.limiter(QUOTA, on_store_error="local", **BRIEF)
+    with outage(failing_callers, how, local=limiter) as timed:
+        decisions = [timed(limiter.try_acquire, "k") for _ in range(4)]
+        assert [decision.allowed for decision in decisions] == [True, True, True, False]
+        assert [decision.remaining for decision in decisions] == [2, 1, 0, 0]
+        assert all(decision.degraded for decision in decisions)
+        assert timed(limiter.try_acquire, "another", permits=3)
+        timed(limiter.refund, "k", permits=2)
+        assert timed(limiter.try_acquire, "k", permits=2)
+        timed(limiter.reset, "k")
+        assert timed(limiter.acquire, "k", permits=3, timeout=0).degraded
+
+
+@pytest.mark.parametrize("how", OUTAGES)
+def test_raise(how: str, failing_callers: Callers) -> None:
+    limiter = failing_callers.limiter(QUOTA, on_store_error="raise", **BRIEF)
+    with getattr(failing_callers.store, how)():
+        for call in (limiter.try_acquire, limiter.peek, limiter.refund, limiter.reset, limiter.acquire):
+            with pytest.raises(StoreUnavailable) as caught:
+                call("k")
+            assert isinstance(caught.value, HeadgateError)
+        assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "local", "raise"])
+def test_refund_and_reset(policy: str, failing_callers: Callers) -> None:
+    """They are True when the store did it and False when it could not; raise raises."""
+    limiter = failing_callers.limiter(QUOTA, on_store_error=policy)
+    for _ in range(3):
+        assert limiter.try_acquire("k")
+    assert limiter.refund("k", 2) is True
+    assert limiter.peek("k", 0).remaining == 2
+    assert limiter.reset("k") is True
+    assert limiter.peek("k", 0).remaining == 3
+    assert limiter.reset("never seen") is True
+    with failing_callers.store.gone():
+        for call in (limiter.refund, limiter.reset) * 3:  # before and after the breaker opens
+            if policy == "raise":
+                with pytest.raises(StoreUnavailable):
+                    call("k")
+            else:
+                assert call("k") is False
+
+
+@pytest.mark.parametrize("policy", ["allow", "deny", "local", "raise"])
+def test_bad_input(policy: str, failing_callers: Callers) -> None:
+    """What is wrong is an error in an outage too."""
+    limiter = failing_callers.limiter(QUOTA, on_store_error=policy)
+    with failing_callers.store.gone():
+        for arguments in (("",), ("k", 0), ("k", 4)):
+            with pytest.raises((InvalidKey, InvalidPermits)):
+                limiter.try_acquire(*arguments)
+
+
+def test_recovery(failing_callers: Callers, caplog: pytest.LogCaptureFixture) -> None:
+    """An outage is noticed at once, and over as soon as the store is back; the log says each once."""
+    limiter = failing_callers.limiter("1000/30d", on_store_error="allow")
+    for outages in (1, 2):
+        assert not any(decision.degraded for decision in failing_callers.at_once(limiter.try_acquire, 100, "k"))
+        with failing_callers.store.gone():
+            for decision in failing_callers.at_once(limiter.try_acquire, 100, "k"):
+                assert decision.allowed and decision.degraded
+            for _ in range(5):  # those that fail together are one failure: the breaker opens now
+                assert limiter.try_acquire("k").degraded
+        recover(limiter)
+        assert limiter.try_acquire("k").remaining == 999, "a new store has forgotten everything"
+        said = [record for record in caplog.records if record.name == "headgate"]
+        assert [record.levelname for record in said] == ["ERROR", "WARNING"] * outages
+        assert all(failing_callers.store.url.rpartition("@")[2] in record.getMessage() for record in said)
+
+
+def test_answers_are_not_mixed_up(failing_callers: Callers) -> None:
+    """When a store that hung goes on, nobody gets an answer that was meant for somebody else."""
+    limiter = failing_callers.limiter("1000/30d", on_store_error="allow", **BRIEF)
+    for key, permits in (("a", 100), ("b", 200)):
+        patient(limiter).try_acquire(key, permits=permits)
+    with outage(failing_callers, "silent", allow=limiter):
+        hung = [failing_callers.start(limiter.peek, key, permits=0) for key in "ab" * 20]
+        assert all(call.result().degraded for call in hung)
+
+    def left(key: str) -> Decision:
+        return patient(limiter).peek(key, permits=0)
+
+    for _ in range(5):
+        answers = [failing_callers.start(left, key) for key in "ab" * 20]
+        assert [answer.result().remaining for answer in answers] == [900, 800] * 20
+
+
+def expect_async_to_charge_less(callers: Callers) -> None:
+    if callers.colour == "async":
+        pytest.xfail("a call that timed out before it was sent counts as perhaps spent, and is not charged afterwards")
+
+
+def test_local_is_no_second_quota(failing_callers: Callers) -> None:
+    """30 of 50 are spent before the outage, the rest in it, and then nothing is left, for this limiter or another."""
+    expect_async_to_charge_less(failing_callers)
+    locals_ = {
+        algorithm: failing_callers.limiter("50/300d", algorithm=algorithm, on_store_error="local", **BRIEF)
+        for algorithm in ALGORITHMS
+    }
+    for limiter in locals_.values():
+        assert sum(patient(limiter).try_acquire("k").allowed for _ in range(30)) == 30
+    with outage(failing_callers, "silent", **locals_) as timed:
+        for algorithm, limiter in locals_.items():
+            during = [timed(limiter.try_acquire, "k") for _ in range(40)]
+            assert all(decision.degraded for decision in during), algorithm
+            assert sum(decision.allowed for decision in during) == 20, algorithm
+    for algorithm, limiter in locals_.items():
+        assert not patient(limiter).try_acquire("k"), algorithm
+        assert failing_callers.limiter("50/300d", algorithm=algorithm).peek("k", permits=0).remaining == 0, algorithm
+
+
+def test_local_owes_what_was_kept(failing_callers: Callers) -> None:
+    """What was granted in an outage is charged to the store afterwards, less what was given back."""
+    expect_async_to_charge_less(failing_callers)
+    limiter = failing_callers.limiter("50/300d", on_store_error="local", **BRIEF)
+    with outage(failing_callers, "silent", local=limiter) as timed:
+        for _ in range(5):
+            timed(limiter.try_acquire, "warm", permits=2)
+        timed(limiter.refund, "warm", permits=4)
+    settled = 50 - 1 - 6 - 1
+    sent = 3 * 2  # calls that the breaker let through: the store may have made them when it woke
+    assert settled - sent <= patient(limiter).try_acquire("warm").remaining <= settled

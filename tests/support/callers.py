@@ -1,0 +1,184 @@
+"""One test for both colours: limiters that are called from threads, or from the tasks of an event loop.
+
+A test makes its limiters with `callers.limiter(...)` and calls them as a `Limiter`. For "async" each is an
+`AsyncLimiter` behind the same methods: each call becomes a task of an event loop that runs in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from headgate import AsyncLimiter, Decision, Limiter
+from tests.support.clocks import WatchedClock, until
+
+if TYPE_CHECKING:
+    from tests.support.stores import OpenStore
+
+T = TypeVar("T")
+
+MakeLimiter = Callable[..., Limiter]  # the arguments of a limiter, without its store
+
+COLOURS = ("sync", "async")
+THREADS = 64  # that call at the same moment
+
+
+class Call:
+    """An async function, called from a thread: blocks until the event loop's task has its result."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, function: Callable[..., Any]) -> None:
+        self.loop, self.function = loop, function
+        functools.update_wrapper(self, function)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start a task; to cancel the future cancels the task."""
+        return asyncio.run_coroutine_threadsafe(self._run(*args, **kwargs), self.loop)
+
+    async def _run(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.function(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.submit(*args, **kwargs).result()
+
+
+class BlockingGuard:
+    """What `AsyncLimiter.limit` and `paced` return, as a context manager and decorator of plain code."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, guard: Any) -> None:
+        self.loop, self.guard = loop, guard
+
+    def __enter__(self) -> Decision:
+        return cast(Decision, Call(self.loop, self.guard.__aenter__)())
+
+    def __exit__(self, *error: object) -> None:
+        Call(self.loop, self.guard.__aexit__)(*error)
+
+    def __call__(self, function: Callable[..., Any]) -> Call:
+        @functools.wraps(function)
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return Call(self.loop, self.guard(run))
+
+
+class BlockingLimiter:
+    """An `AsyncLimiter` with the methods of a `Limiter`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limiter: AsyncLimiter) -> None:
+        self.loop, self.limiter = loop, limiter
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.limiter, name)
+        if name == "within":
+            return lambda seconds: BlockingLimiter(self.loop, value(seconds))
+        if name in ("limit", "paced"):
+            return lambda key, **options: BlockingGuard(self.loop, value(key, **options))
+        return Call(self.loop, value) if callable(value) else value
+
+
+class Callers:
+    """Make limiters of one colour on one store, call them, and close them when the test ends."""
+
+    def __init__(self, store: OpenStore, colour: str, *, whole: bool = True) -> None:
+        self.store, self.colour = store, colour
+        self.whole = whole  # else fewer cases will do: others run the same code
+        self._end = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._end.__enter__()
+        self._pool = ThreadPoolExecutor(100)
+        self._end.callback(self._pool.shutdown, wait=False, cancel_futures=True)
+        if self.colour == "async":
+            self.loop = self._end.enter_context(event_loop())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.__exit__(kind, error, trace)
+
+    def limiter(self, quota: Any, **options: Any) -> Limiter:
+        """A limiter that raises when the store fails, unless *options* say otherwise."""
+        ours: dict[str, Any] = {name: options.pop(name) for name in ("algorithm", "name") if name in options}
+        ours["on_store_error"] = options.pop("on_store_error", "raise")
+        ours |= self.store.connect(self, **options)
+        if self.colour == "sync":
+            limiter = Limiter(quota, **ours)
+            self.at_end(limiter.close)
+            return limiter
+        asynchronous = AsyncLimiter(quota, **ours)
+        self.at_end(asynchronous.aclose)
+        return cast(Limiter, BlockingLimiter(self.loop, asynchronous))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run *coroutine* in the event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def at_end(self, close: Callable[[], Any]) -> None:
+        """Call *close* when the test ends; for "async" in the event loop."""
+        self._end.callback(close if self.colour == "sync" else Call(self.loop, close))
+
+    def start(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin *call* in a thread or a task of its own."""
+        return call.submit(*args, **kwargs) if isinstance(call, Call) else self._pool.submit(call, *args, **kwargs)
+
+    def wait_in_line(self, clock: WatchedClock, limiter: Limiter, **arguments: Any) -> Future[Decision]:
+        """Begin to acquire "k"; return when that caller sleeps."""
+        sleeping = clock.sleeping
+        future = self.start(limiter.acquire, "k", **arguments)
+        until(lambda: clock.sleeping > sleeping)
+        return future
+
+    def at_once(self, call: Callable[..., Any], times: int, *args: Any, **kwargs: Any) -> list[Any]:
+        """Make so many calls at the same time: from 64 threads, or from as many tasks."""
+        if isinstance(call, Call):
+            return [future.result() for future in [call.submit(*args, **kwargs) for _ in range(times)]]
+        results = in_threads(THREADS, lambda: [call(*args, **kwargs) for _ in range(-(-times // THREADS))])
+        return [result for some in results for result in some]
+
+
+def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:
+    """Run *work* in so many threads that start together; list what they return."""
+    results: list[Any] = []
+    barrier = threading.Barrier(count)
+
+    def run() -> None:
+        barrier.wait()
+        results.append(work())
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == count, "a thread died"
+    return results
+
+
+@contextmanager
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop in a thread of its own."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), name="event loop")
+    thread.start()
+    started.wait()
+    try:
+        yield loops[0]
+    finally:
+        loops[0].call_soon_threadsafe(stop.set)
+        thread.join()
