@@ -22,19 +22,19 @@ ROOT = Path(__file__).parent.parent
 
 
 def commands(server: Server, work: Callable[[], object]) -> list[str]:
-    """Every command that clients send while *work* runs; what scripts call inside the server does not count."""
+    """Every command that a client of *work* sends; what scripts call inside the server does not count."""
     with server.client() as client, client.monitor() as monitor:
         work()
         with server.client() as marker:
             marker.echo("the end")
-        seen: list[str] = []
+        seen: list[tuple[str, str]] = []
         for line in monitor.listen():
             if line["client_type"] == "lua":
                 continue
-            word = line["command"].split()[0].upper()
             if "the end" in line["command"]:
-                return [command for command in seen if command not in ("CLIENT", "HELLO", "SELECT")]
-            seen.append(word)
+                ours = {port for port, command in seen if command == "EVALSHA"}  # others may PING meanwhile
+                return [command for port, command in seen if port in ours]
+            seen.append((line["client_port"], line["command"].split()[0].upper()))
     raise AssertionError("the monitor ended")
 
 

@@ -22,13 +22,11 @@ def test_records_go(quotas: list[Quota], any_callers: Callers) -> None:
             limiter.try_acquire(f"refunded {number}", permits=3)
             limiter.refund(f"refunded {number}", permits=2)
             limiter.refund(f"refunded whole {number}", permits=9)
-    written = any_callers.store.count()
-    assert written >= 6 * 60
 
     def nearly_all_are_gone() -> bool:
         for limiter in limiters:
             limiter.try_acquire("another")
-        return any_callers.store.count() < written // 10
+        return 0 < any_callers.store.count() < 36  # of 6 * 60, or twice as many
 
     until(nearly_all_are_gone)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import Quota
+from headgate import Limiter, Quota
 from headgate.testing import ManualClock
 from tests.support.callers import Callers
 from tests.support.quotas import ALGORITHMS, BUCKETS
@@ -53,11 +53,12 @@ def test_agrees(algorithm: str, several: bool, any_callers: Callers) -> None:
     choices = quotas_for(algorithm, several)
     if not any_callers.whole:
         choices = choices[:1]
-    count = {(True, "sync"): 6_000, (True, "async"): 1_500}.get((any_callers.whole, any_callers.colour), 250)
+    count = {(True, "sync"): 3_000, (True, "async"): 1_000}.get((any_callers.whole, any_callers.colour), 250)
     for number, quotas in enumerate(choices):
         clock = ManualClock()
         limiter = any_callers.limiter(quotas, algorithm=algorithm, clock=clock, name=f"walk {number}")
-        trial = Trial(limiter, clock, algorithm, *quotas)
+        twin = Limiter(quotas, algorithm=algorithm, clock=clock)
+        trial = Trial(limiter, clock, algorithm, *quotas, twin=twin)
         each = count // len(choices)
         trial.walk(steps(quotas, f"{algorithm} {quotas}", each))
         assert min(trial.granted, trial.denied) > each // 25, "the walk must be granted and denied, or it tests nothing"

@@ -77,7 +77,6 @@ def test_health(any_redis_server: Server) -> None:
         assert limiter.health() is health or time.monotonic() - begun > 1.0
 
 
-@pytest.mark.impatient
 def test_health_of_a_server_that_hangs(failing_callers: Callers) -> None:
     limiter = failing_callers.limiter("5/minute", timeout=0.1)
     with failing_callers.store.silent(), Pulse() as pulse:
@@ -117,7 +116,7 @@ def test_health_leaves_no_connection(redis_server: Server) -> None:
     """A look at the server of a client that was handed in closes the connection that it made."""
 
     async def check() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.url) as client:
+        async with redis.asyncio.Redis.from_url(redis_server.bare_url) as client:
             await client.ping()
             before = len(admin.client_list())
             store = RedisStore(client)

@@ -27,7 +27,6 @@ T = TypeVar("T")
 MakeLimiter = Callable[..., Limiter]  # the arguments of a limiter, without its store
 
 COLOURS = ("sync", "async")
-THREADS = 64  # that call at the same moment
 
 
 class Call:
@@ -138,10 +137,11 @@ class Callers:
         return future
 
     def at_once(self, call: Callable[..., Any], times: int, *args: Any, **kwargs: Any) -> list[Any]:
-        """Make so many calls at the same time: from 64 threads, or from as many tasks."""
+        """Make so many calls at the same time: from 64 threads, or 8 where that will do, or from as many tasks."""
         if isinstance(call, Call):
             return [future.result() for future in [call.submit(*args, **kwargs) for _ in range(times)]]
-        results = in_threads(THREADS, lambda: [call(*args, **kwargs) for _ in range(-(-times // THREADS))])
+        threads = 64 if self.whole else 8
+        results = in_threads(threads, lambda: [call(*args, **kwargs) for _ in range(-(-times // threads))])
         return [result for some in results for result in some]
 
 

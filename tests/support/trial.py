@@ -1,4 +1,4 @@
-"""A limiter beside the exact model of its algorithm, and beside a memory store, step by step.
+"""A limiter beside the exact model of its algorithm, and perhaps beside a memory store, step by step.
 
 The model is told what the limiter granted, so each step is judged on its own: the limiter must never grant what the
 model does not, and where its numbers are exact it must grant all that the model does.
@@ -21,9 +21,11 @@ Step = tuple[int, str, str, int]  # microseconds to wait first, call, key, permi
 class Trial:
     """`walk` makes each call of the steps, and compares what comes back."""
 
-    def __init__(self, limiter: Limiter, clock: ManualClock, algorithm: str, *quotas: Quota) -> None:
+    def __init__(
+        self, limiter: Limiter, clock: ManualClock, algorithm: str, *quotas: Quota, twin: Limiter | None = None
+    ) -> None:
         self.limiter, self.clock = limiter, clock
-        self.twin = Limiter(list(quotas), algorithm=algorithm, clock=clock)
+        self.twin = twin  # in memory
         self.oracles = defaultdict[str, Oracle](lambda: Oracle(algorithm, *quotas))
         self.exact = all(exact(algorithm, quota) for quota in quotas)
         self.granted = self.denied = 0
@@ -39,7 +41,8 @@ class Trial:
         expected = self.limiter.peek(key, permits)
         decision = self.limiter.try_acquire(key, permits)
         assert decision == expected, "peek is the answer that follows"
-        assert decision == self.twin.try_acquire(key, permits), "the memory store answers otherwise"
+        if self.twin:
+            assert decision == self.twin.try_acquire(key, permits), "the memory store answers otherwise"
         self.judge(decision, key, permits)
         if decision:
             oracle.spend(now, permits)
@@ -77,7 +80,8 @@ class Trial:
 
     def peek(self, key: str, permits: int) -> Decision:
         decision = self.limiter.peek(key, permits)
-        assert decision == self.twin.peek(key, permits), "the memory store answers otherwise"
+        if self.twin:
+            assert decision == self.twin.peek(key, permits), "the memory store answers otherwise"
         self.judge(decision, key, permits)
         return decision
 
@@ -88,13 +92,15 @@ class Trial:
 
     def refund(self, key: str, permits: int) -> None:
         assert self.limiter.refund(key, permits) is True
-        self.twin.refund(key, permits)
+        if self.twin:
+            self.twin.refund(key, permits)
         self.oracles[key].refund(self.clock.now(), permits)
         self.look(key)
 
     def reset(self, key: str, _permits: int) -> None:
         assert self.limiter.reset(key) is True
-        self.twin.reset(key)
+        if self.twin:
+            self.twin.reset(key)
         self.oracles[key].reset()
         self.look(key)
 

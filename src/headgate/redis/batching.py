@@ -146,6 +146,7 @@ class BatchSender:
             self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _round_trip(self, batch: list[PendingCall]) -> None:
+        connection = None
         try:
             async with ServerTimeout(self.loop, self._timeout):
                 connection = await self._acquire()
@@ -158,7 +159,9 @@ class BatchSender:
                 finally:
                     await self._release(connection)
         except (RedisError, OSError) as error:
-            _fail(batch, error if str(error) else TimeoutError(f"no answer within {self._timeout} s"))
+            if not str(error):  # of the time-out; without a connection nothing was sent, so nothing can be spent
+                error = (TimeoutError if connection else Unreached)(f"no answer within {self._timeout} s")
+            _fail(batch, error)
             if not isinstance(error, ResponseError):  # the calls queued behind have waited as long for the same server
                 _fail(self._queue, Unreached(f"gave up behind others: {error or 'no answer'}"))
                 self._queue.clear()

@@ -211,11 +211,14 @@ class RedisStore:
         return await asyncio.shield(check)
 
     async def _examine(self) -> Health:
-        executor = AsyncExecutor(_separate(self._async_source()), self._server_name(), WITHIN)
+        source = _separate(self._async_source())
+        executor = AsyncExecutor(source, self._server_name(), WITHIN)
         try:
             seen = await executor.examine(WITHIN, self._patience())
         finally:
             await executor.aclose()
+            if not isinstance(source, RedisURL):
+                await source.disconnect()  # the pool was made for this check; the client's own pool stays open
         self._health, self._health_at = _with_connections(seen, self._latest_executor), monotonic()
         return self._health
 
