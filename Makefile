@@ -97,7 +97,7 @@ coverage: $(TOOLS) ## branch coverage of the plain build, all processes of the t
 soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks under torture, crawlers, thousands of traces
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
-		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_machine.py tests/hybrid/test_processes.py
+		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_fleet.py tests/hybrid/test_processes.py
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 

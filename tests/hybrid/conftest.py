@@ -1,4 +1,4 @@
-"""Time for what a busy machine may take, and nobody who goes on from one test into the next."""
+"""Long time-outs for a busy machine, and no leases that one test leaves to the next."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ PATIENCE = 30.0  # seconds
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is closed gives back all that it holds, even on a machine that stands still for a second."""
+def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limiter that closes gives back everything, even on a machine that stands still for a second."""
     monkeypatch.setattr(drivers, "RELEASE_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(autouse=True)
-def nobody_else() -> Iterator[None]:
-    """Nobody whom a test did not close takes a spare permit from the next one, which uses the same server."""
+def no_other_leases() -> Iterator[None]:
+    """A limiter that a test did not close takes no spare permit from the next test, which uses the same server."""
     _release_all()
     yield
     _release_all()
@@ -29,4 +29,4 @@ def _release_all() -> None:
             limiter.release_all()
             manager.wait_until_released(limiter, 5.0)
         with manager.lock:
-            manager.releases.discard_all()  # no test waits for what another could not tell
+            manager.releases.discard_all()  # no test waits for releases that another could not send

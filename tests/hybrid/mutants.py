@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant("a window is over when it may not be", "lease.py", "self.window_ends_by = now + reply.ends * 1000 if", "self.window_ends_by = self.sent_at + reply.ends * 1000 if", RETRY),
     Mutant("refused beyond the window", "lease.py", "                self.deny_until = min(self.deny_until, self.window_ends_by)\n", "                pass\n", RETRY),
     Mutant("alone, and waits for others", "lease.py", "if reply.wait > 0 and reply.nodes == 1:", "if reply.wait < 0:", RETRY),
-    Mutant("alone, and requests for every permit", "lease.py", "max(reply.wait * 1000, ALONE_INTERVAL, shortest)", "max(reply.wait * 1000, shortest)", RETRY),
+    Mutant("alone, and asks for every permit", "lease.py", "max(reply.wait * 1000, ALONE_INTERVAL, shortest)", "max(reply.wait * 1000, shortest)", RETRY),
     Mutant("refused although something went back", "lease.py", "            self.deny_until = 0  # there will be", "            pass  # there will be", LEASE),
     Mutant("several are denied in spite of others", "lease.py", "        if reply.others or params.period:\n", "        if params.period:\n", LEASE),
     Mutant("denials are no demand", "lease.py", "            or self.denied > 0\n", "", LEASE),

@@ -17,14 +17,16 @@ from tests.support.servers import Server
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_as_many_as_the_quota_says(kind: str, redis_server: Server) -> None:
+async def test_quota(kind: str, redis_server: Server) -> None:
+    """Exactly the quota is allowed, and closing gives everything back."""
     async with AsyncHybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
         decisions = [await limiter.try_acquire("k") for _ in range(300)]
     assert all(decisions[:100]) and not any(decisions[100:])
     assert out(redis_server, kind=kind) == 0
 
 
-async def test_tasks_share_a_lease_exactly(redis_server: Server) -> None:
+async def test_concurrent_tasks(redis_server: Server) -> None:
+    """Fifty tasks together get the quota, no more and no less, mostly from the lease."""
     async with AsyncHybridLimiter("3000/360d", store=redis_server.url) as limiter:
 
         async def work() -> int:
@@ -38,7 +40,8 @@ async def test_tasks_share_a_lease_exactly(redis_server: Server) -> None:
         assert limiter.stats().local_ratio > 0.9
 
 
-async def test_the_other_methods(redis_server: Server) -> None:
+async def test_methods(redis_server: Server) -> None:
+    """peek, refund, reset, acquire and limit work as those of AsyncLimiter."""
     async with AsyncHybridLimiter(SLOW, store=redis_server.url) as limiter:
         assert await limiter.try_acquire("k", 100)
         assert not await limiter.try_acquire("k")
@@ -63,7 +66,8 @@ async def test_the_other_methods(redis_server: Server) -> None:
                 pass
 
 
-async def test_close_gives_back(redis_server: Server) -> None:
+async def test_close_releases(redis_server: Server) -> None:
+    """aclose() gives the lease back: Redis misses only what was spent."""
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.url)
     spent = 0
     while limiter.stats().held < 2:
@@ -75,7 +79,8 @@ async def test_close_gives_back(redis_server: Server) -> None:
         assert (await other.peek("k", 0)).remaining == 1000 - spent
 
 
-def test_one_limiter_in_several_event_loops(redis_server: Server) -> None:
+def test_several_loops(redis_server: Server) -> None:
+    """A limiter can be used in one event loop after the other; they share the quota."""
     limiter = AsyncHybridLimiter("100/day", store=redis_server.url)
 
     async def some() -> int:
@@ -86,7 +91,8 @@ def test_one_limiter_in_several_event_loops(redis_server: Server) -> None:
     assert [asyncio.run(some()) for _ in range(3)] == [40, 40, 20]
 
 
-async def test_who_is_cancelled_loses_nothing(redis_server: Server) -> None:
+async def test_cancelled_waiter(redis_server: Server) -> None:
+    """A caller that is cancelled while it waits loses no permits: they come back."""
     store = AsyncHeldStore(redis_server.url)
     store.released = asyncio.Event()
     limiter = AsyncHybridLimiter(SLOW, store=store)
@@ -96,7 +102,7 @@ async def test_who_is_cancelled_loses_nothing(redis_server: Server) -> None:
     with pytest.raises(asyncio.CancelledError):
         await asked
     store.released.set()
-    async with asyncio.timeout(PATIENCE):  # until what was taken for nobody has come back
+    async with asyncio.timeout(PATIENCE):  # until the permits of the cancelled call have come back
         while True:
             if await limiter.try_acquire("k", 100):
                 break
@@ -105,7 +111,8 @@ async def test_who_is_cancelled_loses_nothing(redis_server: Server) -> None:
     await store.aclose()
 
 
-async def test_a_warm_key_never_yields_to_the_loop(redis_server: Server) -> None:
+async def test_warm_key_is_synchronous(redis_server: Server) -> None:
+    """A decision from a lease never yields to the event loop."""
     async with AsyncHybridLimiter("1000000/second", store=redis_server.url) as limiter:
         while limiter.stats().held < 300:
             await limiter.try_acquire("k")
@@ -116,7 +123,8 @@ async def test_a_warm_key_never_yields_to_the_loop(redis_server: Server) -> None
             assert done.value.value.allowed
 
 
-async def test_used_again_after_it_was_closed(redis_server: Server) -> None:
+async def test_reuse_after_close(redis_server: Server) -> None:
+    """A closed limiter can be used again, keeps its counters, and leaves no task behind."""
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url)
     for turn in (1, 2):
         while limiter.stats().held < 2:
@@ -130,13 +138,14 @@ async def test_used_again_after_it_was_closed(redis_server: Server) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left running"
 
 
-async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
+async def test_shared_trips(redis_server: Server) -> None:
+    """Limiters on one store share its manager, so that simultaneous calls take two trips at most."""
     store = RedisStore(redis_server.patient_url)
     limiters = [AsyncHybridLimiter("1000/second", store=store, name=f"n{number}") for number in range(10)]
     await asyncio.gather(*[limiter.try_acquire("k") for limiter in limiters])
     loop = asyncio.get_running_loop()
     assert len({limiter.store.loops[loop].manager for limiter in limiters}) == 1
-    assert limiters[0].stats().trips <= 2, "those who request at the same time travel together"
+    assert limiters[0].stats().trips <= 2, "calls at the same time travel together"
     await limiters[0].aclose()
     assert (await limiters[1].try_acquire("other")).allowed, "the others go on"
     for limiter in limiters[1:]:
@@ -145,7 +154,8 @@ async def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> No
     await store.aclose()
 
 
-async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Server) -> None:
+async def test_cancelled_trip(redis_server: Server) -> None:
+    """A trip that is cancelled before it begins leaves no waiter and no lease in flight."""
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url, on_store_error="deny")
     asked = asyncio.create_task(limiter.try_acquire("k"))
     backend: Any = limiter._backend
@@ -159,7 +169,8 @@ async def test_a_trip_that_never_began_leaves_nothing_behind(redis_server: Serve
     await limiter.aclose()
 
 
-async def test_who_is_forgotten_gives_back_and_leaves_no_task(redis_server: Server) -> None:
+async def test_collected_limiter(redis_server: Server) -> None:
+    """A limiter that is garbage collected gives its leases back and leaves no task behind."""
     store = RedisStore(redis_server.patient_url)
     limiter = AsyncHybridLimiter("1000/day", store=store)
     while limiter.stats().held < 2:
@@ -179,7 +190,8 @@ async def used(limiter: AsyncHybridLimiter) -> str:
     return state
 
 
-def test_store_health_anywhere(redis_server: Server) -> None:
+def test_store_health(redis_server: Server) -> None:
+    """store_health() answers inside and outside of an event loop."""
     limiter = AsyncHybridLimiter("5/second", store=redis_server.patient_url)
     assert limiter.store_health().state == "closed", "it was never asked"
     assert asyncio.run(used(limiter)) == "closed"

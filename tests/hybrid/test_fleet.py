@@ -14,7 +14,7 @@ from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.rule import Rule
 from tests.support.hybrid_fleet import QUOTAS, STEPS, Fleet, Process
 
-RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` requests for thousands
+RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
 WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))
 SHRINK = os.environ.get("HEADGATE_MACHINE_SHRINK") != "0"
 
@@ -96,9 +96,10 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.bounded(1800)
 @pytest.mark.parametrize("kind", QUOTAS)
-def test_machine(kind: str) -> None:
+def test_rules_of_the_protocol(kind: str) -> None:
+    """No order of events, as Hypothesis finds them, admits one too many."""
     machine = type(f"Machine_{kind}", (Machine,), {"kind": kind})
-    runs = RUNS if kind != "gcra" else RUNS // 4  # the same params as the token bucket
+    runs = RUNS if kind != "gcra" else RUNS // 4  # the same rules as the token bucket
     phases = tuple(Phase) if SHRINK else (Phase.generate,)
     chosen = settings(max_examples=runs, stateful_step_count=50, deadline=None, phases=phases)
     run_state_machine_as_test(machine, settings=chosen)
@@ -120,7 +121,7 @@ def test_random_walks(kind: str) -> None:
             raise AssertionError(f"{kind}, seed {seed}") from error
 
 
-def test_a_quota_that_is_lowered() -> None:
+def test_lowered_quota() -> None:
     """Old leases are spent, and beside those no more than the new quota: whatever is more of the two, and the rate."""
     above = 0
     for seed in range(WALKS // 4):
@@ -138,7 +139,7 @@ def test_a_quota_that_is_lowered() -> None:
         fleet.requests, fleet.answers, fleet.admitted = [], [], []
         for _ in range(20):
             walk(fleet, dice, 3)
-            for process in old:  # who has not heard of the new quota goes on with what it has
+            for process in old:  # a process that has not heard of the new quota goes on with what it has
                 while process.now(fleet.true) < process.lease.expires and process.lease.balance >= params.cost:
                     process.lease.balance -= params.cost
                     fleet.admitted.append((fleet.true, 1))

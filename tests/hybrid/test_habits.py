@@ -1,4 +1,4 @@
-"""What a node does by itself: give back in time, remember whom it trusted, probe, forget; and what a fork leaves."""
+"""What a manager does by itself: give back in time, remember unasked grants, probe, forget; and what a fork leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.hybrid_sole_process import SoleProcess
 
 
 @pytest.mark.parametrize("accuracy", PROFILES)
-def test_who_goes_idle_gives_back_in_a_second_however_long_the_pause(accuracy: str) -> None:
+def test_idle_lease_goes_back(accuracy: str) -> None:
+    """An idle lease goes back within a second, however long its pause between reports; its spare permit after 20 s."""
     process = SoleProcess("1000/minute", accuracy=accuracy)
     for _ in range(1300):
         process.take()
@@ -27,8 +28,8 @@ def test_who_goes_idle_gives_back_in_a_second_however_long_the_pause(accuracy: s
     assert process.ledger.out == 0
 
 
-def test_who_is_called_now_and_then_keeps_its_lease() -> None:
-    """A gap between two calls that is nothing unusual is no end: to give back and ask again would be two trips."""
+def test_rare_calls_keep_the_lease() -> None:
+    """A usual gap between two calls does not make a lease idle: giving back and asking again would be two trips."""
     process = SoleProcess("1000/minute", accuracy="low")
     for _ in range(100):
         process.take()
@@ -40,8 +41,8 @@ def test_who_is_called_now_and_then_keeps_its_lease() -> None:
     assert process.trips - trips < 30
 
 
-def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
-    """Whoever has overdrawn a key is remembered: 2 an hour are 2 an hour, whenever the calls come."""
+def test_unasked_grant_once() -> None:
+    """A key that was granted a call unasked is remembered: 2 an hour are 2 an hour, whenever the calls come."""
     harness = ManagerHarness(1000, "2/hour")
     granted = 0
     for _ in range(40):
@@ -63,7 +64,8 @@ def test_trust_is_not_given_again_before_there_can_be_a_permit() -> None:
     assert harness.limiter.grant_unasked("k", 1, harness.now)
 
 
-def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
+def test_unasked_grant_is_paid() -> None:
+    """One unasked grant is one call too many at most, and is paid for before the next."""
     harness = ManagerHarness(1000, "100/hour")
     start, granted = harness.now, 0
     while harness.now < start + 3600 * SECOND:
@@ -73,8 +75,8 @@ def test_trust_is_one_call_in_the_time_it_takes_to_pay_for_it() -> None:
     assert granted == 2, "the first was there, the second is one call too many, and is paid for"
 
 
-def test_two_that_trust_each_other_pay_as_well() -> None:
-    """That somebody else holds a lease, and may give it back, is no reason to be trusted again."""
+def test_unasked_grant_beside_others() -> None:
+    """That another process holds a lease, and may give it back, is no reason for a second unasked grant."""
     harness = ManagerHarness(1000, "100/hour")
     params, profile = harness.limiter.params, harness.limiter.profile
     ledger = harness.ledgers["k"] = Ledger()
@@ -88,7 +90,8 @@ def test_two_that_trust_each_other_pay_as_well() -> None:
     assert granted == 1
 
 
-def test_the_child_of_a_fork_has_nothing_of_its_parents() -> None:
+def test_after_fork() -> None:
+    """The child of a fork has no leases, waiters or lock of its parent, and another node id."""
     harness = ManagerHarness(max_keys=10)
     for key in "ab":
         harness.wait(key)
@@ -99,17 +102,18 @@ def test_the_child_of_a_fork_has_nothing_of_its_parents() -> None:
     old, name = harness.manager.lock, harness.limiter.node_id
     old.acquire()  # by a thread that is not in the child
     harness.manager.after_fork()
-    node, table = harness.manager, harness.limiter
-    assert node.lock is not old and table.lock is node.lock
+    manager, table = harness.manager, harness.limiter
+    assert manager.lock is not old and table.lock is manager.lock
     for release in (table.acquire_lock(), table.release_lock):
         assert release is not False
-    assert not (node.waiters or node.releases or node.refill_queue or table.leases)
+    assert not (manager.waiters or manager.releases or manager.refill_queue or table.leases)
     assert harness.limiter.node_id != name
     harness.now += 10 * SECOND
     assert harness.gather() == []
 
 
-def test_what_a_lost_farewell_owed_is_still_owed() -> None:
+def test_lost_release_keeps_its_debt() -> None:
+    """The debt in a release that was lost is charged although the key is used again meanwhile."""
     harness = ManagerHarness(max_keys=10, policy="allow")
     harness.manager.fail(harness.now, (), OSError("away"))
     harness.wait("x")
@@ -126,7 +130,8 @@ def test_what_a_lost_farewell_owed_is_still_owed() -> None:
     assert CAPACITY * harness.limiter.params.cost - free >= 1.9 * harness.limiter.params.cost, "both are charged"
 
 
-def test_a_reset_while_redis_is_away_forgets_what_is_owed() -> None:
+def test_reset_in_outage() -> None:
+    """A reset during an outage drops the debt of the key."""
     harness = ManagerHarness(max_keys=10, policy="allow")
     harness.manager.fail(harness.now, (), OSError("away"))
     for _ in range(3):
@@ -136,7 +141,8 @@ def test_a_reset_while_redis_is_away_forgets_what_is_owed() -> None:
     assert harness.limiter.leases["x"].debt == 0
 
 
-def test_one_key_finds_out_whether_redis_is_back_and_less_and_less_often() -> None:
+def test_probes() -> None:
+    """One key at a time probes whether Redis is back, less and less often."""
     harness = ManagerHarness(max_keys=100)
     for number in range(20):
         harness.wait(f"k{number}")
@@ -153,8 +159,8 @@ def test_one_key_finds_out_whether_redis_is_back_and_less_and_less_often() -> No
     assert waits[0] < 100 * MILLISECOND and waits[4] > 4 * waits[0] and SECOND // 2 < max(waits) < 2 * SECOND
 
 
-def test_nobody_is_asked_about_a_key_that_is_ill() -> None:
-    """One key is of another type: its callers have the policy's word for a second, and nobody else has."""
+def test_blocked_key() -> None:
+    """A key of another type in Redis is not asked about for a second; the policy answers its callers, and no others."""
     harness = ManagerHarness(max_keys=10)
     bad, good = harness.wait("bad"), harness.wait("good")
     items = harness.gather()
@@ -169,8 +175,8 @@ def test_nobody_is_asked_about_a_key_that_is_ill() -> None:
     assert harness.wait("bad").result is None, "asked again"
 
 
-def test_the_number_of_processes_is_forgotten_slowly_and_a_new_key_knows_it() -> None:
-    """During an outage it is what a share is a share of."""
+def test_nodes_seen() -> None:
+    """The number of processes, of which a share in an outage is a part, fades slowly; a new key starts with it."""
     harness = ManagerHarness(max_keys=10)
     params, profile = harness.limiter.params, harness.limiter.profile
     ledger = harness.ledgers["x"] = Ledger()
@@ -187,7 +193,8 @@ def test_the_number_of_processes_is_forgotten_slowly_and_a_new_key_knows_it() ->
     assert 8 <= harness.manager.nodes_seen < 10, "y is its own, and says nothing of x"
 
 
-def test_who_was_asked_for_longest_ago_goes_first_but_not_with_a_debt() -> None:
+def test_eviction_order() -> None:
+    """The least recently used lease is evicted first, but not one with a debt."""
     harness = ManagerHarness(max_keys=4, policy="allow")
     for key in "abcd":
         harness.wait(key)
@@ -199,7 +206,8 @@ def test_who_was_asked_for_longest_ago_goes_first_but_not_with_a_debt() -> None:
     assert "b" not in leases and "a" in leases and {"c", "d", "e"} <= leases.keys()
 
 
-def test_what_a_key_owes_is_told_though_it_is_given_up() -> None:
+def test_evicted_debt() -> None:
+    """The debt of an evicted key is reported."""
     harness = ManagerHarness(max_keys=10, policy="allow")
     harness.manager.fail(harness.now, (), OSError("away"))
     harness.wait("x")
@@ -208,7 +216,8 @@ def test_what_a_key_owes_is_told_though_it_is_given_up() -> None:
     assert lease.debt == 1 and lease in harness.manager.releases.values()
 
 
-def test_a_refund_is_told_soon() -> None:
+def test_refund_is_reported() -> None:
+    """A refund of permits that were reported as spent makes the next report due at once."""
     harness = ManagerHarness(max_keys=10)
     harness.wait("x", permits=10)
     for _ in range(100):
@@ -219,7 +228,8 @@ def test_a_refund_is_told_soon() -> None:
     assert [request.refund for request in requests] == [5]
 
 
-def test_who_joins_during_an_outage_hears_of_it() -> None:
+def test_outage_is_shared() -> None:
+    """A limiter that is first used during an outage knows of it, and of its end."""
     harness = ManagerHarness(max_keys=10)
     harness.manager.fail(harness.now, (), OSError("away"))
     assert harness.wait("x").answer().degraded

@@ -71,19 +71,22 @@ def leased(quota: str = "100/hour", demand: float = 100.0) -> Pair:
     return pair
 
 
-def test_a_lease_is_part_of_the_capacity() -> None:
+def test_lease_is_part_of_the_capacity() -> None:
+    """What is free and what is leased add up to the capacity."""
     pair = leased()
     assert pair.held == pair.ledger.out
     assert pair.free + pair.held == 100
 
 
-def test_a_lease_follows_demand_and_stays_below_its_part() -> None:
+def test_lease_follows_demand() -> None:
+    """A lease grows with demand, up to the part of the capacity that the profile allows."""
     held = [leased("1000/hour", demand).held for demand in (5.0, 100.0, 1000.0, 100_000.0)]
     assert held == sorted(held) and held[0] >= 1
     assert held[-1] <= STYLE.leased
 
 
-def test_who_waits_is_decided_there_and_everything_goes_back_first() -> None:
+def test_waiters_are_decided_in_redis() -> None:
+    """A waiter is decided by the ledger, after everything that was held has gone back."""
     pair = leased("10/hour")
     held = pair.held
     assert held
@@ -92,7 +95,8 @@ def test_who_waits_is_decided_there_and_everything_goes_back_first() -> None:
     assert pair.free == 0 and pair.ledger.out == 0
 
 
-def test_a_lost_reply_costs_nothing() -> None:
+def test_lost_reply() -> None:
+    """The ledger takes back a grant whose reply was lost; the lease ignores the late reply."""
     pair = leased()
     request = pair.report(demand=400.0)
     reply = pair.send(request)
@@ -104,7 +108,8 @@ def test_a_lost_reply_costs_nothing() -> None:
     assert pair.free + pair.held == 100
 
 
-def test_a_lost_return_is_told_again() -> None:
+def test_lost_return() -> None:
+    """Permits that were given back in a lost report are given back in the next."""
     pair = leased()
     held = pair.held
     lost = pair.report(demand=0.0)  # gives back all but a spare, and is lost on the way
@@ -114,7 +119,8 @@ def test_a_lost_return_is_told_again() -> None:
     assert pair.free + pair.held == 100
 
 
-def test_an_old_report_changes_nothing() -> None:
+def test_old_request() -> None:
+    """A request that arrives after a later one changes nothing."""
     pair = leased()
     old = pair.report(demand=50.0)
     pair.lease.lose_reply(pair.now, old)
@@ -124,14 +130,15 @@ def test_an_old_report_changes_nothing() -> None:
     assert (pair.ledger.free, pair.ledger.out) == before
 
 
-def test_a_lease_ends_here_before_it_ends_there() -> None:
+def test_expires_before_the_ledger() -> None:
+    """A lease ends in its process before it ends in the ledger."""
     pair = leased()
     there = next(iter(pair.ledger.nodes.values())).exp * 1000
     assert pair.lease.expires <= there - MARGIN - TTL // 1000
 
 
-def test_a_lease_is_never_cut_short() -> None:
-    """A spare lasts longer than other leases; who holds one may not hear the reply to its next report."""
+def test_never_cut_short() -> None:
+    """A spare lasts longer than other leases, and its holder may not get the reply that would shorten it."""
     pair = Pair("100/hour")
     pair.trip(demand=0.5)
     assert pair.held == 1
@@ -143,7 +150,8 @@ def test_a_lease_is_never_cut_short() -> None:
     assert next(iter(pair.ledger.nodes.values())).exp * 1000 > pair.lease.expires
 
 
-def test_what_is_not_spent_in_time_is_burned() -> None:
+def test_expired_lease_is_burned() -> None:
+    """Permits of a lease that ran out are not free again: its holder may have spent them."""
     pair = leased()
     held = pair.held
     pair.now += TTL + SECOND
@@ -154,8 +162,8 @@ def test_what_is_not_spent_in_time_is_burned() -> None:
     assert pair.free + pair.held == 100 - held, "its holder may have spent it"
 
 
-def test_what_came_too_late_to_be_spent_goes_back() -> None:
-    """Nobody here knows how much of a long trip was the way there: it may end sooner than it was granted."""
+def test_late_grant_goes_back() -> None:
+    """A grant may have ended before its reply arrives after a long trip: it goes back and causes no denial."""
     pair = Pair("5/second", "fixed_window")
     pair.trip(needs=((3, 1),))
     request = pair.report(demand=50.0)
@@ -165,11 +173,14 @@ def test_what_came_too_late_to_be_spent_goes_back() -> None:
     pair.accept(request, reply)
     lease = pair.lease
     assert pair.held == 2 and reply.wait > 0 and pair.now >= lease.expires
-    assert pair.now >= lease.deny_until and pair.now >= lease.due, "nobody is refused for it, and it is told at once"
+    assert pair.now >= lease.deny_until and pair.now >= lease.due, (
+        "no caller is denied for it, and it is reported at once"
+    )
     assert pair.trip(needs=((2, 1),)).before == 2
 
 
-def test_what_the_ledger_has_burned_does_not_go_back() -> None:
+def test_burned_lease_is_not_returned() -> None:
+    """A lease that the ledger has burned is not given back."""
     pair = leased()
     pair.now = pair.lease.known_until
     request = pair.report()
@@ -177,7 +188,8 @@ def test_what_the_ledger_has_burned_does_not_go_back() -> None:
     assert request.returned == 0 and pair.held == 0
 
 
-def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
+def test_void_lease_is_not_spent() -> None:
+    """A lease that the ledger does not know is not spent any more."""
     pair = leased()
     pair.ledger = Ledger()  # its data was lost
     request = pair.report(demand=100.0)
@@ -189,7 +201,8 @@ def test_a_lease_that_the_ledger_does_not_know_is_not_spent() -> None:
     assert pair.trip(demand=100.0).status == OK
 
 
-def test_lost_data_does_not_fill_the_bucket() -> None:
+def test_lost_data() -> None:
+    """A lease older than its key proves that data was lost: the bucket starts empty."""
     pair = leased("100/hour")
     pair.ledger = Ledger()
     pair.now += MILLISECOND
@@ -199,7 +212,8 @@ def test_lost_data_does_not_fill_the_bucket() -> None:
     assert pair.send(newcomer).before < pair.params.cost
 
 
-def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
+def test_failover_loses_a_grant() -> None:
+    """A grant that a failover lost is not spent."""
     pair = leased()
     record = next(iter(pair.ledger.nodes.values()))
     lost = record.out
@@ -210,7 +224,8 @@ def test_a_grant_that_a_failover_lost_is_not_spent() -> None:
     assert lost and pair.held == reply.out == pair.ledger.out
 
 
-def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
+def test_debt_is_charged_once() -> None:
+    """A debt is charged once although the reply to its report was lost."""
     pair = Pair("100/hour")
     pair.lease.debt = 30
     request = pair.report(demand=0.0)
@@ -220,14 +235,16 @@ def test_debt_is_charged_once_though_the_reply_is_lost() -> None:
     assert pair.free + pair.held == 70 and pair.lease.debt == 0
 
 
-def test_debt_is_bounded_by_the_capacity() -> None:
+def test_debt_floor() -> None:
+    """A debt is never larger than the capacity."""
     pair = Pair("100/hour")
     pair.lease.debt = 5000
     reply = pair.trip(needs=((1, 1),), demand=0.0)
     assert pair.free == -100 and reply.wait > 0
 
 
-def test_a_refund_is_told_once_at_most() -> None:
+def test_refund_once() -> None:
+    """A refund is reported once at most."""
     pair = Pair("100/hour")
     pair.trip(needs=((50, 1),), demand=0.0)
     pair.lease.refund = 20
@@ -238,14 +255,16 @@ def test_a_refund_is_told_once_at_most() -> None:
     assert pair.free + pair.held == 70
 
 
-def test_a_refund_never_goes_above_the_capacity() -> None:
+def test_refund_below_capacity() -> None:
+    """A refund never fills a bucket above its capacity."""
     pair = leased()
     pair.lease.refund = 1000
     pair.trip(demand=100.0)
     assert pair.free + pair.held == 100
 
 
-def test_reset_fills_up_to_what_others_hold() -> None:
+def test_reset_beside_leases() -> None:
+    """A reset fills the bucket up to what other nodes hold."""
     pair = leased()
     others = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
     there = pair.send(others).lease
@@ -254,14 +273,16 @@ def test_reset_fills_up_to_what_others_hold() -> None:
     assert there and pair.free == 100 - there
 
 
-def test_release_leaves_nothing_behind() -> None:
+def test_release() -> None:
+    """A release leaves no record of the node in the ledger."""
     pair = leased()
     pair.trip("release")
     assert pair.free == 100 and not pair.ledger.nodes and pair.ledger.out == pair.ledger.demand == 0
     assert pair.held == 0 and pair.lease.lid == 0
 
 
-def test_a_refusal_is_exact_when_nobody_else_holds_a_lease() -> None:
+def test_exact_denial() -> None:
+    """A denial lasts exactly until the next permit if no other node holds a lease."""
     pair = Pair("1/second burst 3")
     pair.trip(needs=((3, 1),), demand=0.0)
     sent = pair.now
@@ -269,8 +290,8 @@ def test_a_refusal_is_exact_when_nobody_else_holds_a_lease() -> None:
     assert pair.lease.deny_until == sent + SECOND, "the next permit comes then, and not a moment before"
 
 
-def test_a_refusal_is_no_shorter_for_a_long_trip() -> None:
-    """The wait is counted from when it was heard of: the permit may come just so long after the reply."""
+def test_denial_after_a_long_trip() -> None:
+    """A long trip does not shorten a denial."""
     for quota, demand in (
         ("10/second", 1.0),
         ("10/second", 60.0),
@@ -286,8 +307,8 @@ def test_a_refusal_is_no_shorter_for_a_long_trip() -> None:
         assert reply.wait > 0 and pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
-def test_a_promise_that_cannot_be_kept_is_none() -> None:
-    """It was made for what somebody else has taken since: who is refused now is not told of it."""
+def test_promise_before_refill() -> None:
+    """A retry time before the next permit can refill is not kept to."""
     pair = Pair("1/second")
     pair.trip(needs=((1, 1),))
     pair.now += SECOND // 2
@@ -296,7 +317,8 @@ def test_a_promise_that_cannot_be_kept_is_none() -> None:
     assert pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
-def test_a_refusal_of_many_is_remembered() -> None:
+def test_denial_of_several() -> None:
+    """A denied call of several permits is denied again without a trip until they can have refilled."""
     pair = Pair("1/second burst 10")
     pair.profile = STYLE._replace(leased=0)
     pair.trip(needs=((8, 1),), demand=0.0)
@@ -304,10 +326,13 @@ def test_a_refusal_of_many_is_remembered() -> None:
     pair.trip(needs=((1, 5),), demand=0.0)
     assert pair.lease.deny_from == 5 * pair.params.cost
     assert pair.lease.deny_until + pair.lease.deny_extension == sent + 3 * SECOND
-    assert pair.lease.deny_until == sent + DENY_UNASKED, "then Redis is asked again: somebody may have given some back"
+    assert pair.lease.deny_until == sent + DENY_UNASKED, (
+        "then Redis is asked again: another process may have given some back"
+    )
 
 
-def test_a_lease_of_a_window_ends_with_it() -> None:
+def test_window_lease() -> None:
+    """A lease of a window ends with the window."""
     pair = Pair("100/10s", "fixed_window")
     pair.now = 1_700_000_007 * SECOND
     pair.trip(demand=100.0)
@@ -318,7 +343,8 @@ def test_a_lease_of_a_window_ends_with_it() -> None:
     assert reply.before == 100, "a new window, and all of it"
 
 
-def test_an_idle_key_is_forgotten() -> None:
+def test_idle_key() -> None:
+    """An idle key gives back its lease, then its spare, and is forgotten."""
     pair = leased()
     pair.now += SECOND
     pair.trip()
@@ -328,7 +354,8 @@ def test_an_idle_key_is_forgotten() -> None:
     assert pair.held == 0 and pair.free == 100 and pair.lease.is_forgettable(pair.now)
 
 
-def test_a_new_law_keeps_what_is_left() -> None:
+def test_changed_quota() -> None:
+    """A changed quota keeps the permits that are left."""
     pair = Pair("100/hour")
     pair.trip(needs=((90, 1),), demand=0.0)
     pair.params = quota_params(Rule("50/minute"))
@@ -336,7 +363,7 @@ def test_a_new_law_keeps_what_is_left() -> None:
     assert reply.before // pair.params.cost == 10
 
 
-def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> None:
+def test_lowered_quota() -> None:
     """Leases of the old quota may be many times the new one: nothing is free until they end, and then it goes on."""
     pair = leased("100000/hour", 1_000_000.0)
     old, held = pair.params, pair.held
@@ -361,7 +388,8 @@ def test_a_quota_that_is_lowered_waits_for_old_leases_and_not_for_hours() -> Non
     assert old != new
 
 
-def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
+def test_returns_of_a_larger_quota() -> None:
+    """Permits that come back from leases of a larger quota do not fill the smaller one above its capacity."""
     pair = leased("100000/hour", 1_000_000.0)
     held = pair.held
     pair.params = quota_params(Rule("100/hour"))
@@ -371,7 +399,8 @@ def test_what_comes_back_of_a_larger_quota_is_cut_to_the_smaller() -> None:
     assert held > 1000 and pair.free == 100
 
 
-def test_a_reset_beside_old_leases_owes_nothing() -> None:
+def test_reset_beside_larger_leases() -> None:
+    """A reset beside leases of a larger quota leaves no debt."""
     pair = leased("100000/hour", 1_000_000.0)
     new = quota_params(Rule("100/hour"))
     reset = LeaseRequest("reset", "new", 0, 1, 0, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)
@@ -380,8 +409,8 @@ def test_a_reset_beside_old_leases_owes_nothing() -> None:
     assert reply.free == 0 and reply.others > 100
 
 
-def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
-    """Whether a report that got no answer was charged is not known: only what was granted since is owed for sure."""
+def test_reset_keeps_a_debt_in_doubt() -> None:
+    """A reset during an outage drops the debt except what a lost report may have charged."""
     pair = Pair("100/hour")
     pair.lease.debt = 5
     lost = pair.report(demand=0.0)
@@ -394,7 +423,8 @@ def test_a_reset_while_redis_is_away_forgives_what_was_not_told_yet() -> None:
     assert pair.free + pair.held == 100 - 5 - 3 and pair.lease.debt == 0
 
 
-def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
+def test_reset_during_a_report() -> None:
+    """A reset while a report is under way leaves no negative debt."""
     pair = Pair("100/hour")
     pair.lease.debt = 5
     request = pair.report(demand=0.0)
@@ -407,20 +437,22 @@ def test_a_reset_while_a_report_is_under_way_leaves_no_negative_debt() -> None:
 
 
 def other(pair: Pair, seq: int, **more: Any) -> LeaseReply:
-    """What somebody else is told."""
+    """What another node is told."""
     request = LeaseRequest("sync", "other", 0, seq, seq - 1, 0, 0, 0, 0, (), 0, 0, 0, 6_000_000)._replace(**more)
     reply = pair.send(request)
     check_ledger(pair.ledger)
     return reply
 
 
-def test_no_more_is_leased_in_all_than_the_style_says() -> None:
+def test_leased_in_all() -> None:
+    """All nodes together lease no more than the profile allows."""
     pair = leased("1000/hour", 1_000_000.0)
     there = other(pair, 1, want=900, demand=10**9).lease
     assert pair.held > STYLE.leased // 2 and there + pair.held <= STYLE.leased
 
 
-def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_free() -> None:
+def test_fair_share() -> None:
+    """A node with little demand gets four times its share of what is free at most."""
     pair = Pair("1000/hour")
     pair.profile = STYLE._replace(leased=0)
     pair.trip(demand=9_900.0)
@@ -429,7 +461,8 @@ def test_who_asks_for_little_gets_no_more_than_four_times_its_share_of_what_is_f
     assert 38 <= other(pair, 1, want=900, demand=100_000).lease <= 42, "about a hundredth of the demand"
 
 
-def test_a_spare_is_for_when_there_is_plenty() -> None:
+def test_spare_permit() -> None:
+    """A spare permit is granted only from a full bucket of enough permits for all nodes."""
     pair = Pair("100/hour")
     assert other(pair, 1, want=1, spare=1).lease == 1
     pair = Pair("100/hour")
@@ -440,7 +473,8 @@ def test_a_spare_is_for_when_there_is_plenty() -> None:
     assert other(pair, 1, want=1, spare=1).lease == 0, "a tenth for each of two is too much"
 
 
-def test_a_clock_that_steps_back_leaves_leases_as_long_as_they_were() -> None:
+def test_clock_steps_back() -> None:
+    """Leases keep their remaining time when the server's clock steps back."""
     pair = leased()
     left = next(iter(pair.ledger.nodes.values())).exp - pair.now // 1000
     pair.now -= 500 * SECOND
@@ -452,14 +486,15 @@ def test_a_clock_that_steps_back_leaves_leases_as_long_as_they_were() -> None:
     assert "me" not in pair.ledger.nodes, "it ran out when it would have"
 
 
-def test_who_reports_rarely_holds_its_lease_for_longer() -> None:
+def test_ttl_of_rare_reports() -> None:
+    """A lease lasts until the next report, however rare reports are."""
     pair = leased()
     pair.lease.pause = 10 * SECOND
     assert pair.report(demand=100.0).ttl == 30_000_000
 
 
-def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
-    """What is leased when a window ends counts as used in the next, and would be in the way of who comes then."""
+def test_counter_keeps_promises() -> None:
+    """A counter leases nothing that a denied caller was told to retry for."""
     pair = Pair("100/10s", "sliding_window_counter")
     pair.now = 1_700_000_001 * SECOND
     assert pair.report(demand=100.0).want > 0
@@ -469,8 +504,8 @@ def test_a_counter_leases_nothing_that_somebody_was_promised() -> None:
     assert request.want == 0 and request.spare == 0
 
 
-def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
-    """It would be over before it is here, and count in the next window."""
+def test_counter_at_the_end_of_a_window() -> None:
+    """A counter leases nothing in the last moments of a window."""
     pair = Pair("100/second", "sliding_window_counter")
     pair.trip(demand=50.0)
     pair.now = 2 * SECOND - 50 * MILLISECOND
@@ -481,7 +516,8 @@ def test_a_counter_leases_nothing_in_the_last_moments_of_a_window() -> None:
     assert pair.report(demand=50.0).want == 0
 
 
-def test_the_first_promise_counts_and_the_latest() -> None:
+def test_retry_times() -> None:
+    """The earliest and the last retry time that callers were told are remembered."""
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):
         lease.note_retry(10, until, False)
@@ -490,14 +526,16 @@ def test_the_first_promise_counts_and_the_latest() -> None:
     assert (lease.first_retry, lease.last_retry) == (60, 60), "the first is over"
 
 
-def test_who_gives_back_does_not_refuse() -> None:
+def test_return_ends_a_denial() -> None:
+    """A lease that gives permits back stops denying."""
     pair = leased()
     pair.lease.deny_until = pair.now + SECOND
     pair.report(demand=0.0)
     assert pair.held <= 1 and pair.lease.deny_until == 0, "there is something to have there"
 
 
-def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
+def test_denial_of_several_beside_others() -> None:
+    """A denial of several permits is not repeated without a trip while other nodes may give back."""
     pair = Pair("1/second burst 10")
     pair.profile = STYLE._replace(leased=0)
     pair.trip(needs=((6, 1),), demand=0.0)
@@ -508,15 +546,16 @@ def test_a_refusal_of_many_is_not_certain_while_others_may_give_back() -> None:
     assert pair.lease.deny_until == 0
 
 
-def test_what_was_refused_is_worth_a_report() -> None:
-    """Demand that was refused is demand."""
+def test_denials_are_reported() -> None:
+    """Denials are demand, and worth a report."""
     lease = Lease("k", 0, 0)
     assert not lease.has_news()
     lease.denied = 1
     assert lease.has_news()
 
 
-def test_nothing_is_leased_where_trips_take_longer_than_the_bucket_lasts() -> None:
+def test_no_lease_on_long_trips() -> None:
+    """Nothing is leased where a trip takes longer than the bucket lasts."""
     pair = Pair("1000/second burst 10")
     pair.lease.demand = 900.0
     assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0

@@ -47,7 +47,8 @@ def out(server: Server, key: str = "k", kind: str = "token_bucket") -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_as_many_as_the_quota_says(kind: str, any_redis_server: Server) -> None:
+def test_quota(kind: str, any_redis_server: Server) -> None:
+    """Exactly the quota is allowed, in order, with falling remaining and a retry time when it is spent."""
     with HybridLimiter(SLOW, algorithm=kind, store=any_redis_server.url) as limiter:
         decisions = [limiter.try_acquire("k") for _ in range(300)]
     assert sum(map(bool, decisions)) == 100
@@ -59,7 +60,8 @@ def test_as_many_as_the_quota_says(kind: str, any_redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_several_limiters_share_one_limit(kind: str, redis_server: Server) -> None:
+def test_shared_limit(kind: str, redis_server: Server) -> None:
+    """Four limiters together admit the quota, all of it and no more."""
     clock = WatchedClock()
     limiters = [HybridLimiter(SLOW, algorithm=kind, store=redis_server.url, clock=clock) for _ in range(4)]
     admitted = 0
@@ -81,7 +83,8 @@ def test_several_limiters_share_one_limit(kind: str, redis_server: Server) -> No
     assert admitted == 100
 
 
-def test_permits(redis_server: Server) -> None:
+def test_several_permits(redis_server: Server) -> None:
+    """A call of several permits is all or nothing; bad numbers raise."""
     with HybridLimiter(SLOW, store=redis_server.url) as limiter:
         assert limiter.try_acquire("k", permits=60)
         assert not limiter.try_acquire("k", permits=60)
@@ -95,6 +98,7 @@ def test_permits(redis_server: Server) -> None:
 
 
 def test_bad_keys(redis_server: Server) -> None:
+    """A bad key raises and leaves nothing in Redis; any other text is a key."""
     with HybridLimiter(SLOW, store=redis_server.url) as limiter:
         for bad in ("", "x" * 257, "a\nb", None, 7, b"k", ["k"]):
             with pytest.raises(InvalidKey):
@@ -104,7 +108,8 @@ def test_bad_keys(redis_server: Server) -> None:
             assert limiter.try_acquire(strange).remaining == 99
 
 
-def test_keys_in_redis(redis_server: Server) -> None:
+def test_redis_keys(redis_server: Server) -> None:
+    """The names of keys in Redis, with prefix, name and hash_keys."""
     with HybridLimiter(SLOW, store=redis_server.url, name="a:b", prefix="mine") as limiter:
         limiter.try_acquire("user:{1}")
         assert redis_server.names() == ["mine:hybrid:token_bucket:{user:%7B1%7D}:a%3Ab"]
@@ -116,7 +121,8 @@ def test_keys_in_redis(redis_server: Server) -> None:
         assert "user" not in name
 
 
-def test_peek_spends_nothing(redis_server: Server) -> None:
+def test_peek(redis_server: Server) -> None:
+    """peek() spends nothing, and writes nothing to Redis."""
     with HybridLimiter(SLOW, store=redis_server.url) as limiter:
         assert limiter.peek("k").allowed and limiter.peek("k", 0).remaining == 100
         assert redis_server.names() == []
@@ -129,6 +135,7 @@ def test_peek_spends_nothing(redis_server: Server) -> None:
 
 
 def test_refund(redis_server: Server) -> None:
+    """refund() gives back, never above the capacity."""
     with HybridLimiter(SLOW, store=redis_server.url) as limiter:
         assert limiter.try_acquire("k", 100)
         assert not limiter.try_acquire("k")
@@ -143,12 +150,13 @@ def test_refund(redis_server: Server) -> None:
                 limiter.refund("k", bad)  # type: ignore[arg-type]  # that is the test
 
 
-def test_a_refund_just_before_the_end(redis_server: Server) -> None:
+def test_refund_before_close(redis_server: Server) -> None:
+    """A refund just before the limiter closes is not lost."""
     with HybridLimiter(SLOW, store=redis_server.patient_url) as limiter:
         assert limiter.try_acquire("k", 30)
     limiter = HybridLimiter(SLOW, store=redis_server.patient_url)
-    node = limiter._backend.manager
-    with node.lock:  # nobody drives
+    manager = limiter._backend.manager
+    with manager.lock:  # the driver stands still
         limiter.refund("k", 10)
         limiter._backend.release_all()
     limiter.close()
@@ -158,6 +166,7 @@ def test_a_refund_just_before_the_end(redis_server: Server) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reset(kind: str, redis_server: Server) -> None:
+    """reset() makes a key as good as new."""
     with HybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
         for _ in range(2):
             assert sum(bool(limiter.try_acquire("k")) for _ in range(200)) == 100
@@ -165,7 +174,8 @@ def test_reset(kind: str, redis_server: Server) -> None:
         assert limiter.peek("k", 0).remaining == 100
 
 
-def test_acquire_waits(redis_server: Server) -> None:
+def test_acquire(redis_server: Server) -> None:
+    """acquire() waits for permits, and raises RateLimited after its time-out."""
     with HybridLimiter("20/second burst 2", store=redis_server.url) as limiter:
         start = time.monotonic()
         for _ in range(6):
@@ -178,7 +188,8 @@ def test_acquire_waits(redis_server: Server) -> None:
         assert caught.value.decision.retry_after > 1000
 
 
-def test_guards(redis_server: Server) -> None:
+def test_context_manager(redis_server: Server) -> None:
+    """limit() guards a block."""
     with HybridLimiter("1/day", store=redis_server.url) as limiter:
         with limiter.limit("k"):
             pass
@@ -206,13 +217,15 @@ def test_guards(redis_server: Server) -> None:
         ({"max_local_keys": True}, "max_local_keys"),
     ],
 )
-def test_what_it_does_not_serve(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    """What leases cannot serve is refused with a message that says what would be right."""
     with pytest.raises(ValueError, match=message):
         HybridLimiter(**{"quota": "5/s", "store": "redis://127.0.0.1:1", **arguments})
     assert issubclass(InvalidQuota, ValueError)
 
 
-def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision from a lease sends nothing and wakes no thread."""
     clock = ManualClock()
     store = ForbiddenStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("1000000/second", store=store)
@@ -243,7 +256,8 @@ def test_a_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.M
     store.close()
 
 
-def test_threads_share_a_lease_exactly(redis_server: Server) -> None:
+def test_concurrent_threads(redis_server: Server) -> None:
+    """Eight threads together get the quota, no more and no less."""
     limiter = HybridLimiter("5000/360d", store=redis_server.url)
     counts = [0] * 8
     start = threading.Barrier(8)
@@ -262,7 +276,8 @@ def test_threads_share_a_lease_exactly(redis_server: Server) -> None:
     assert sum(counts) == 5000
 
 
-def test_close_gives_back(redis_server: Server) -> None:
+def test_close_releases(redis_server: Server) -> None:
+    """close() gives the lease back; the limiter can be used again."""
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     until(lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 1)
     spent = limiter.stats().local + limiter.stats().remote
@@ -306,7 +321,8 @@ loop.close()
 
 
 @pytest.mark.parametrize("script", [EXIT, EXIT_OF_A_LOOP], ids=["thread", "event loop"])
-def test_an_exit_gives_back(script: str, redis_server: Server) -> None:
+def test_exit_releases(script: str, redis_server: Server) -> None:
+    """A process that ends without close() gives its leases back."""
     done = subprocess.run(
         [sys.executable, "-c", script, redis_server.patient_url],
         env=os.environ | {"PYTHONPATH": str(Path(headgate.__file__).parent.parent)},
@@ -322,7 +338,8 @@ def test_an_exit_gives_back(script: str, redis_server: Server) -> None:
         assert limiter.peek("k", 0).remaining == 1000 - spent
 
 
-def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
+def test_collected_limiter(redis_server: Server) -> None:
+    """A limiter that is garbage collected gives its leases back, and its thread ends."""
     limiter = HybridLimiter("1000/day", store=redis_server.patient_url)
     while limiter.stats().held < 2:
         assert limiter.try_acquire("k")
@@ -333,14 +350,15 @@ def test_who_is_forgotten_gives_back(redis_server: Server) -> None:
     until(gone, driver)
 
 
-def test_accuracy_in_capitals_as_the_documents_write_it(redis_server: Server) -> None:
+def test_accuracy_in_capitals(redis_server: Server) -> None:
+    """accuracy may be written in capitals; repr() names the store."""
     with HybridLimiter("5/day", store=redis_server.patient_url, accuracy="LOW") as limiter:  # type: ignore[arg-type]
         assert limiter._backend.profile is PROFILES["low"]
         assert "redis://" in repr(limiter) and "HybridStore" not in repr(limiter)
 
 
-def test_what_is_kept_of_a_limiter_is_enough(redis_server: Server) -> None:
-    """Its `try_acquire`, or what `within` gave: the limiter is forgotten while the first call waits for Redis."""
+def test_kept_method(redis_server: Server) -> None:
+    """A bound method works after its limiter was collected, even while the first call waits."""
 
     def limiter() -> HybridLimiter:
         return HybridLimiter("5/day", store=redis_server.patient_url, name="kept", on_store_error="allow")
@@ -358,7 +376,8 @@ def gone(something: weakref.ref[Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False])
-def test_nothing_runs_on_for_nobody_while_redis_is_away(closed: bool) -> None:
+def test_thread_ends_in_outage(closed: bool) -> None:
+    """The thread ends during an outage once its limiter is closed or collected."""
     limiter = HybridLimiter("5/second", store="redis://127.0.0.1:1", on_store_error="allow")
     assert limiter.try_acquire("k").degraded
     driver = weakref.ref(limiter._backend.manager)
@@ -368,7 +387,8 @@ def test_nothing_runs_on_for_nobody_while_redis_is_away(closed: bool) -> None:
     until(gone, driver)
 
 
-def test_a_forked_child_has_its_own_leases(redis_server: Server) -> None:
+def test_fork(redis_server: Server) -> None:
+    """A forked child has leases of its own; parent and child share the quota."""
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     until(lambda: limiter.try_acquire("k").allowed and limiter.stats().held > 1)
     read, write = os.pipe()
@@ -400,7 +420,8 @@ def test_a_forked_child_has_its_own_leases(redis_server: Server) -> None:
     limiter.close()
 
 
-def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> None:
+def test_fork_ids(redis_server: Server) -> None:
+    """Forked children have node ids of their own, for unused limiters too."""
     used, unused = (HybridLimiter("1000/day", store=redis_server.url, name=name) for name in ("a", "b"))
     assert used.try_acquire("k")
     limiters = [used, unused]
@@ -420,7 +441,8 @@ def test_forked_children_are_known_by_their_own_names(redis_server: Server) -> N
         limiter.close()
 
 
-def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspended_machine(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was suspended spends no lease of before."""
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     spent = held = 0
     slept = drivers.suspended_time() + 3600 * 10**9
@@ -438,7 +460,8 @@ def test_a_machine_that_slept_has_no_leases(redis_server: Server, monkeypatch: p
         assert other.peek("k", 0).remaining <= 1000 - spent - held, "what was held may have been spent"
 
 
-def test_idle_keys_are_forgotten(redis_server: Server) -> None:
+def test_idle_keys(redis_server: Server) -> None:
+    """Idle keys give back and are forgotten, a busy key is not."""
     clock = WatchedClock()
     store = RedisStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("1000/day", store=store)
@@ -462,17 +485,19 @@ def test_idle_keys_are_forgotten(redis_server: Server) -> None:
     store.close()
 
 
-def test_no_more_local_keys_than_allowed(redis_server: Server) -> None:
+def test_max_local_keys(redis_server: Server) -> None:
+    """max_local_keys bounds the leases; evicted ones go back."""
     limiter = HybridLimiter("10/day", store=redis_server.url, max_local_keys=50)
     for number in range(300):
         assert limiter.try_acquire(f"k{number}")
-    more = itertools.count(300)  # whoever is asked about just then is not sent away: there may be one too many
+    more = itertools.count(300)  # a lease in a report is not evicted: there may be one too many
     until(lambda: limiter.try_acquire(f"k{next(more)}") and limiter.stats().keys <= 50)
     limiter.close()
-    assert sum(out(redis_server, f"k{number}") for number in range(next(more))) == 0, "who was sent away gave back"
+    assert sum(out(redis_server, f"k{number}") for number in range(next(more))) == 0, "evicted leases were given back"
 
 
-def test_many_keys_travel_together(redis_server: Server) -> None:
+def test_batches(redis_server: Server) -> None:
+    """Sixty waiting keys travel in two trips at most."""
     store = HeldStore(redis_server.url, clock=ManualClock())
     store.released = threading.Event()
     limiter = HybridLimiter("1000/second", store=store)
@@ -484,12 +509,13 @@ def test_many_keys_travel_together(redis_server: Server) -> None:
     for thread in threads:
         thread.join()
     stats = limiter.stats()
-    assert (stats.syncs, stats.failures) == (60, 0) and stats.trips <= 2, "those who came first, and all the others"
+    assert (stats.syncs, stats.failures) == (60, 0) and stats.trips <= 2, "the first ones, and all the others"
     limiter.close()
     store.close()
 
 
-def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
+def test_shared_manager(redis_server: Server) -> None:
+    """Limiters on one store share its manager."""
     store = RedisStore(redis_server.url)
     limiters = [HybridLimiter(SLOW, store=store, name=f"n{number}") for number in range(3)]
     assert len({limiter._backend.manager for limiter in limiters}) == 1
@@ -501,7 +527,8 @@ def test_limiters_on_one_store_share_its_trips(redis_server: Server) -> None:
     store.close()
 
 
-def test_a_refusal_is_local_and_exact(redis_server: Server) -> None:
+def test_local_denial(redis_server: Server) -> None:
+    """A repeated denial needs no trip and ends exactly at its retry time."""
     clock = ManualClock()
     store = RedisStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("1/minute burst 3", store=store)
@@ -519,7 +546,8 @@ def test_a_refusal_is_local_and_exact(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_waiting_for_retry_after_is_enough(kind: str, redis_server: Server) -> None:
+def test_retry_after(kind: str, redis_server: Server) -> None:
+    """A call after retry_after succeeds."""
     clock = ManualClock()
     store = RedisStore(redis_server.url, clock=clock)
     limiter = HybridLimiter("5/minute", algorithm=kind, store=store)
@@ -533,7 +561,8 @@ def test_waiting_for_retry_after_is_enough(kind: str, redis_server: Server) -> N
     store.close()
 
 
-def test_optimistic_about_keys_never_seen(redis_server: Server) -> None:
+def test_optimistic(redis_server: Server) -> None:
+    """cold=optimistic grants the first call at once and charges it afterwards."""
     store = ForbiddenStore(redis_server.url)
     limiter = HybridLimiter("3/day", store=store, cold="optimistic")
     first = limiter.try_acquire("k")
@@ -545,6 +574,7 @@ def test_optimistic_about_keys_never_seen(redis_server: Server) -> None:
 
 
 def test_stats(redis_server: Server) -> None:
+    """stats() counts every permit once."""
     limiter = HybridLimiter("1000/second", store=redis_server.url)
     assert limiter.stats().local_ratio == 1.0
     for _ in range(5000):
@@ -564,7 +594,8 @@ def test_public_types() -> None:
         headgate.Nothing  # noqa: B018
 
 
-def test_a_peek_that_is_refused_asks_nobody(redis_server: Server) -> None:
+def test_denied_peek(redis_server: Server) -> None:
+    """A denied peek needs no trip while the denial is certain."""
     with HybridLimiter("5/day", store=redis_server.url, clock=ManualClock()) as limiter:
         for _ in range(8):
             limiter.try_acquire("k")
@@ -573,8 +604,8 @@ def test_a_peek_that_is_refused_asks_nobody(redis_server: Server) -> None:
         assert limiter.stats().syncs == before
 
 
-def test_closing_does_not_wait_for_the_next_tick(redis_server: Server) -> None:
-    """Which never comes by a clock that stands still."""
+def test_close_at_once(redis_server: Server) -> None:
+    """close() does not wait for the next tick, which never comes by a clock that stands still."""
     with HybridLimiter("1000/day", store=redis_server.url, clock=ManualClock()) as limiter:
         for number in range(200):
             assert limiter.try_acquire(f"k{number}")
@@ -582,7 +613,8 @@ def test_closing_does_not_wait_for_the_next_tick(redis_server: Server) -> None:
     assert sum(out(redis_server, f"k{number}") for number in range(200)) == 0
 
 
-def test_a_signal_handler_between_the_steps_does_not_hang(redis_server: Server) -> None:
+def test_signal_handler_inside_a_step(redis_server: Server) -> None:
+    """A signal handler that interrupts a step gets the policy's answer, and nothing is remembered."""
     with HybridLimiter("1000/second", store=redis_server.url, on_store_error="deny") as limiter:
         assert limiter.try_acquire("warm")
         with limiter._backend.manager.lock:  # as if it had interrupted a call of this very thread
@@ -591,7 +623,8 @@ def test_a_signal_handler_between_the_steps_does_not_hang(redis_server: Server) 
         assert limiter.try_acquire("cold"), "and nothing is remembered"
 
 
-def test_without_redis_py_everything_else_is_there() -> None:
+def test_without_redis_py() -> None:
+    """Everything but HybridLimiter on Redis works without redis-py."""
     code = """
 import sys
 sys.modules["redis"] = None
@@ -609,7 +642,8 @@ else:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
-def test_a_reset_by_another_process_is_heard_of(redis_server: Server) -> None:
+def test_reset_elsewhere(redis_server: Server) -> None:
+    """A reset by another process ends a denial here within seconds."""
     clock = ManualClock(1_700_000_000.0)
     options: dict[str, Any] = {"store": f"{redis_server.bare_url}?timeout=10", "clock": clock}
     with HybridLimiter("10/day", **options) as here, HybridLimiter("10/day", **options) as there:
@@ -631,6 +665,7 @@ def test_a_reset_by_another_process_is_heard_of(redis_server: Server) -> None:
         ({"max_keys": 5}, "max_local_keys"),
     ],
 )
-def test_what_it_does_not_take(option: dict[str, Any], message: str) -> None:
+def test_unknown_options(option: dict[str, Any], message: str) -> None:
+    """An unknown option raises a TypeError that lists the known ones."""
     with pytest.raises(TypeError, match=message):
         HybridLimiter("5/s", store="redis://127.0.0.1:1", **option)

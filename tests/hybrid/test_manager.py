@@ -1,4 +1,4 @@
-"""A node against ledgers, on a clock of its own: callers who wait, more keys than there is room for, lost trips."""
+"""A manager against ledgers, on a clock of its own: waiting callers, more keys than there is room for, lost trips."""
 
 from __future__ import annotations
 
@@ -67,17 +67,18 @@ class ManagerHarness:
 
     def check(self) -> None:
         live = [lease.key for lease in self.limiter.leases.values()]
-        assert set(self.manager.waiters) <= set(self.limiter.leases.values()), "who waits, waits for a live lease"
+        assert set(self.manager.waiters) <= set(self.limiter.leases.values()), "waiters wait for live leases"
         assert not set(live) & {key for _, key in self.manager.releases}, "one lease a key"
         for key in self.ledgers:
             assert self.admitted(key) <= CAPACITY, f"{self.admitted(key)} of {CAPACITY} for {key}"
 
 
-def test_a_lease_that_somebody_waits_for_is_not_evicted() -> None:
+def test_awaited_lease_stays() -> None:
+    """A lease with waiters is not evicted."""
     harness = ManagerHarness(max_keys=1)
     for _ in range(10):
         harness.wait("x")
-    harness.wait("x", "peek")  # who comes after it has the next trip
+    harness.wait("x", "peek")  # later waiters have the next trip
     for _ in range(8):
         harness.wait("x")
     harness.wait("y")
@@ -90,7 +91,8 @@ def test_a_lease_that_somebody_waits_for_is_not_evicted() -> None:
     assert harness.admitted("y") == 1
 
 
-def test_a_lease_under_way_is_not_evicted() -> None:
+def test_lease_in_flight_stays() -> None:
+    """A lease in a report is not evicted."""
     harness = ManagerHarness(max_keys=1)
     harness.wait("x")
     items = harness.gather()
@@ -102,7 +104,8 @@ def test_a_lease_under_way_is_not_evicted() -> None:
     assert len(harness.limiter.leases) <= 2, "there is room again once it has come back"
 
 
-def test_closed_while_under_way_and_used_again() -> None:
+def test_reuse_of_a_released_lease() -> None:
+    """A key that is used again before its lease went back goes on with that lease."""
     harness = ManagerHarness(max_keys=10)
     for _ in range(3):
         harness.wait("x")
@@ -117,7 +120,8 @@ def test_closed_while_under_way_and_used_again() -> None:
     harness.check()
 
 
-def test_closed_while_under_way_gives_everything_back() -> None:
+def test_release_after_a_report() -> None:
+    """A lease that is released during its report gives everything back afterwards."""
     harness = ManagerHarness(max_keys=10)
     for _ in range(10):
         harness.wait("x")
@@ -130,7 +134,8 @@ def test_closed_while_under_way_gives_everything_back() -> None:
     assert not harness.manager.releases
 
 
-def test_a_debt_survives_eviction_and_a_lost_farewell() -> None:
+def test_debt_survives_a_lost_release() -> None:
+    """A debt survives eviction and a lost release."""
     harness = ManagerHarness(max_keys=1, policy="allow")
     harness.wait("x")
     harness.turn()
@@ -153,7 +158,7 @@ def test_a_debt_survives_eviction_and_a_lost_farewell() -> None:
 
 
 @pytest.mark.parametrize("max_keys", [1, 2, 3])
-def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
+def test_random_walks(max_keys: int) -> None:
     """Whatever the order of callers, trips, losses and closings: no key gets more than its capacity."""
     for seed in range(60):
         dice = random.Random(f"{max_keys} {seed}")
@@ -170,7 +175,7 @@ def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
             elif event < 0.57:
                 harness.limiter.release_all()
             elif away:
-                if dice.random() < 0.1:  # nobody knows whether it arrived
+                if dice.random() < 0.1:  # lost, before or after it arrived
                     arrived = dice.random() < 0.5
                     for item in away if arrived else ():
                         ledger = harness.ledgers.setdefault(item.lease.key, Ledger())
@@ -190,7 +195,8 @@ def test_random_walks_of_a_crowded_node(max_keys: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["local", "deny"])
-def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
+def test_evicted_keys_are_not_new(policy: str) -> None:
+    """A key that may have been evicted gets no first permit in an outage."""
     harness = ManagerHarness(max_keys=2, policy=policy)
     harness.wait("a")
     harness.turn()
@@ -205,13 +211,15 @@ def test_keys_that_were_forgotten_are_not_new(policy: str) -> None:
     assert sum(allowed.values()) <= 2, "the table was full after two keys"
 
 
-def test_no_trust_in_a_full_table() -> None:
+def test_no_unasked_grant_in_a_full_table() -> None:
+    """A full table grants nothing unasked: an unknown key need not be new."""
     harness = ManagerHarness(max_keys=2)
     granted = [bool(harness.limiter.grant_unasked(f"k{i % 5}", 1, harness.now)) for i in range(50)]
     assert sum(granted) == 2
 
 
-def test_what_others_hold_is_not_promised_soon() -> None:
+def test_retry_for_permits_of_others() -> None:
+    """A caller that needs permits which others hold is told to retry after a second."""
     harness = ManagerHarness(max_keys=2, quota="1000/second")
     lease = harness.limiter.lease_for("x", harness.now)
     free = 999 * harness.limiter.params.cost
@@ -221,7 +229,8 @@ def test_what_others_hold_is_not_promised_soon() -> None:
     assert 0 < process.retry_after < 0.01
 
 
-def test_who_waits_leaves_room_for_others() -> None:
+def test_batch_has_room() -> None:
+    """Waiters leave room in a batch for releases and for leases that are due, and the batch is full."""
     harness = ManagerHarness(max_keys=1000)
     for _ in range(3):
         harness.wait("goes")
@@ -235,10 +244,11 @@ def test_who_waits_leaves_room_for_others() -> None:
         harness.wait(f"k{number}")
     asked = {(item.lease.key, item.request.op) for item in harness.gather()}
     assert {("goes", "release"), ("due", "sync")} <= asked
-    assert len(asked) == BATCH, "and nobody travels half empty"
+    assert len(asked) == BATCH, "and the batch is full"
 
 
-def test_what_runs_out_on_its_way_is_burned() -> None:
+def test_expired_release() -> None:
+    """A released lease that runs out before it went back counts as burned."""
     harness = ManagerHarness(max_keys=10)
     for _ in range(3):
         harness.wait("x")
@@ -251,7 +261,8 @@ def test_what_runs_out_on_its_way_is_burned() -> None:
     assert held > 0 and harness.limiter.burned == held and not harness.manager.releases
 
 
-def test_a_farewell_waits_for_nobody_else() -> None:
+def test_releases_of_one_limiter() -> None:
+    """A limiter waits only for its own releases."""
     harness = ManagerHarness(max_keys=10)
     harness.wait("x")
     items = harness.gather()
@@ -263,7 +274,8 @@ def test_a_farewell_waits_for_nobody_else() -> None:
     assert harness.limiter.is_releasing(), "what is under way has to come back first"
 
 
-def test_a_release_that_was_lost_is_told_again() -> None:
+def test_lost_release() -> None:
+    """A release that was lost is sent again."""
     harness = ManagerHarness(max_keys=10)
     for _ in range(3):
         harness.wait("x")
@@ -278,7 +290,8 @@ def test_a_release_that_was_lost_is_told_again() -> None:
     assert harness.ledgers["x"].out == 0 and not harness.limiter.is_releasing()
 
 
-def test_a_release_that_is_refused_is_not_told_again() -> None:
+def test_refused_release() -> None:
+    """A release that Redis refuses is not sent again."""
     harness = ManagerHarness(max_keys=10)
     for key in ("x", "x", "x", "y"):
         harness.wait(key)
@@ -294,7 +307,8 @@ def test_a_release_that_is_refused_is_not_told_again() -> None:
     assert not harness.manager.releases
 
 
-def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
+def test_one_server_down() -> None:
+    """In a Cluster the failure of one server says nothing about keys of the others."""
     harness = ManagerHarness(max_keys=10, partitioned=True)
     sick, well = harness.wait("sick"), harness.wait("well")
     items = harness.gather()
@@ -304,7 +318,7 @@ def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
     harness.answer([item for item in items if item.lease.key == "well"])
     assert well.result is not None and well.result.allowed and not well.result.degraded
     again, new = harness.wait("sick"), harness.wait("new")
-    assert again.result is not None and again.result.degraded, "nobody requests for a while"
+    assert again.result is not None and again.result.degraded, "Redis is not asked for a while"
     assert new.result is None
     harness.turn()
     assert new.result is not None and new.result.allowed
@@ -314,7 +328,8 @@ def test_a_server_that_is_away_says_nothing_of_the_others() -> None:
     assert later.result is not None and not later.result.degraded
 
 
-def test_a_lease_is_in_one_batch_at_a_time() -> None:
+def test_one_batch_per_lease() -> None:
+    """A lease is in one batch at a time."""
     harness = ManagerHarness(max_keys=10, partitioned=True)
     first = harness.wait("x")
     items = harness.gather()
@@ -329,7 +344,8 @@ def test_a_lease_is_in_one_batch_at_a_time() -> None:
     assert all(waiter.result is not None and waiter.result.allowed for waiter in (first, second, other))
 
 
-def test_nobody_is_left_and_redis_is_away() -> None:
+def test_driver_may_end() -> None:
+    """A driver may end in an outage once no limiter holds leases."""
     harness = ManagerHarness(max_keys=10, policy="allow")
     harness.manager.fail(harness.now, (), OSError("away"))
     harness.wait("x")

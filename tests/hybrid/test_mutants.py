@@ -6,6 +6,7 @@ from tests.hybrid.mutants import MUTANTS, ROOT, Mutant, mutated
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_has_its_place(mutant: Mutant) -> None:
+def test_mutant_applies(mutant: Mutant) -> None:
+    """The text that a mutant replaces occurs once in its file."""
     path, text = mutated(mutant, ROOT)
     assert text != path.read_text()

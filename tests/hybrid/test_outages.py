@@ -47,20 +47,21 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
 
 
 def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> None:
-    """Let time pass in small steps, and the synchroniser look around after each."""
+    """Let time pass in small steps, and the driver look for work after each."""
     for _ in range(round(seconds / 0.05)):
         clock.advance(0.05)
         until(looked_around, clock, limiter)
 
 
 def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
-    """Whether the synchronisers of *limiters* have done what there is to do now, and sleep; each has its own store."""
+    """Whether the drivers of *limiters* have done what there is to do now, and sleep; each has its own store."""
     drivers = [limiter._backend.manager for limiter in limiters]
     awake = any(driver.wake.is_set() for driver in drivers)
     return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
 
 
-def test_a_lease_outlives_the_connection_and_then_ends(store: CutStore, clock: WatchedClock) -> None:
+def test_lease_in_outage(store: CutStore, clock: WatchedClock) -> None:
+    """A lease is spent without Redis, then ends; decisions are Redis's again when it is back."""
     limiter = HybridLimiter("1000/second", store=store, on_store_error="deny")
     warm(limiter, clock, 20)
     store.cut = True
@@ -77,6 +78,7 @@ def test_a_lease_outlives_the_connection_and_then_ends(store: CutStore, clock: W
 
 
 def test_deny(store: CutStore) -> None:
+    """deny denies, with a retry time, once the lease is used up."""
     limiter = HybridLimiter("10/second", store=store, on_store_error="deny")
     store.cut = True
     answers = [limiter.try_acquire("k") for _ in range(5)]
@@ -85,7 +87,8 @@ def test_deny(store: CutStore) -> None:
     limiter.close()
 
 
-def test_allow_and_charge_it_afterwards(store: CutStore, clock: WatchedClock) -> None:
+def test_allow(store: CutStore, clock: WatchedClock) -> None:
+    """allow allows; Redis charges it afterwards."""
     limiter = HybridLimiter("100/day", store=store, on_store_error="allow")
     store.cut = True
     answers = [limiter.try_acquire("k") for _ in range(60)]
@@ -98,6 +101,7 @@ def test_allow_and_charge_it_afterwards(store: CutStore, clock: WatchedClock) ->
 
 
 def test_raise(store: CutStore) -> None:
+    """raise raises StoreUnavailable with the reason."""
     limiter = HybridLimiter("10/second", store=store, on_store_error="raise")
     store.cut = True
     for _ in range(3):
@@ -106,7 +110,8 @@ def test_raise(store: CutStore) -> None:
     limiter.close()
 
 
-def test_raise_is_for_refunds_too(store: CutStore) -> None:
+def test_raise_on_refund(store: CutStore) -> None:
+    """raise raises for a refund too, and nothing is given back."""
     limiter = HybridLimiter("10/day", store=store, on_store_error="raise")
     assert limiter.try_acquire("k", 5)
     store.cut = True
@@ -117,9 +122,8 @@ def test_raise_is_for_refunds_too(store: CutStore) -> None:
     limiter.close()
 
 
-def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(
-    store: CutStore, clock: WatchedClock
-) -> None:
+def test_local_without_redis(store: CutStore, clock: WatchedClock) -> None:
+    """A process that never heard from Redis has a bucket of the whole quota."""
     store.cut = True
     limiter = HybridLimiter("10/minute burst 50", store=store, on_store_error="local")
     answers = [limiter.try_acquire("k") for _ in range(80)]
@@ -132,11 +136,12 @@ def test_local_without_ever_a_word_from_redis_is_a_limiter_in_this_process(
     assert not limiter.try_acquire("k"), "all of that was owed"
     store.cut = True
     until(lambda: limiter.try_acquire("new").degraded)
-    assert not limiter.try_acquire("new"), "who has heard from Redis has no burst"
+    assert not limiter.try_acquire("new"), "a process that has heard from Redis has no burst"
     limiter.close()
 
 
-def test_local_is_a_share_that_starts_empty(store: CutStore, clock: WatchedClock) -> None:
+def test_local_share(store: CutStore, clock: WatchedClock) -> None:
+    """local decides by a share of the rate, which starts empty."""
     limiter = HybridLimiter("10/second burst 50", store=store, on_store_error="local")
     assert limiter.try_acquire("k", 50)
     limiter._backend.leases["k"].nodes = 5  # as if four others had been seen
@@ -153,20 +158,22 @@ def test_local_is_a_share_that_starts_empty(store: CutStore, clock: WatchedClock
     limiter.close()
 
 
-def test_an_outage_costs_no_time(store: CutStore) -> None:
+def test_outage_is_fast(store: CutStore) -> None:
+    """After the first failure a call does not wait for Redis."""
     limiter = HybridLimiter("10/second", store=store)
     store.cut = True
     limiter.try_acquire("k0")
     asked = store.asked
     for number in range(1000):
         limiter.try_acquire(f"k{number}")
-    assert store.asked <= asked + 3, "nobody requests while it is known to be down, but a probe now and then"
+    assert store.asked <= asked + 3, "only probes while it is known to be down"
     assert limiter.store_health().state == "open" and "cut" in limiter.store_health().last_error
     assert limiter.store_health().degraded >= 1000
     limiter.close()
 
 
-def test_a_server_that_dies_and_comes_back(mortal_server: Server) -> None:
+def test_server_restarts(mortal_server: Server) -> None:
+    """Answers are degraded while a server is down, and not after its return."""
     limiter = HybridLimiter("1000/second", store=mortal_server.url, on_store_error="deny")
     assert limiter.try_acquire("k")
     mortal_server.kill()
@@ -177,7 +184,8 @@ def test_a_server_that_dies_and_comes_back(mortal_server: Server) -> None:
     limiter.close()
 
 
-async def test_the_same_for_asyncio(mortal_server: Server) -> None:
+async def test_server_restarts_for_asyncio(mortal_server: Server) -> None:
+    """The same for asyncio."""
     limiter = AsyncHybridLimiter("1000/second", store=mortal_server.url, on_store_error="deny")
     assert await limiter.try_acquire("k")
     mortal_server.kill()
@@ -219,7 +227,8 @@ def test_reset_tells_whether_redis_did_it(policy: OnStoreError, mortal_server: S
     asyncio.run(check())
 
 
-def test_a_key_of_another_type(any_redis_server: Server) -> None:
+def test_wrong_type(any_redis_server: Server) -> None:
+    """A key of another type is answered by the policy, other keys by Redis."""
     any_redis_server.client().set("rate_limiter:hybrid:token_bucket:{k}", "text")
     with HybridLimiter("10/second", store=any_redis_server.url, on_store_error="deny") as limiter:
         answers = [limiter.try_acquire("k") for _ in range(500)]
@@ -228,7 +237,8 @@ def test_a_key_of_another_type(any_redis_server: Server) -> None:
         assert limiter.stats().trips < 10 and limiter.stats().backend == "up"
 
 
-def test_a_server_that_refuses(redis_server: Server) -> None:
+def test_refusing_server(redis_server: Server) -> None:
+    """A server that refuses all writes is an outage."""
     with redis_server.client() as admin, HybridLimiter("10/second", store=redis_server.url) as limiter:
         admin.config_set("maxmemory", "1")
         try:
@@ -242,20 +252,21 @@ def test_a_server_that_refuses(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("owed", [0, 7])
-def test_the_log_says_what_a_closed_limiter_will_never_be_charged(
+def test_log_of_uncharged_permits(
     owed: int, store: CutStore, clock: WatchedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log names permits that a closed limiter granted and Redis never charges."""
     limiter = HybridLimiter("100/day", store=store, name=f"gone owing {owed}", on_store_error="allow")
     store.cut = True
     assert all(limiter.try_acquire("k").degraded for _ in range(owed))
     assert limiter.peek("k").degraded
     limiter.close()
-    node = limiter._backend.manager
+    manager = limiter._backend.manager
 
     def given_up() -> bool:
         clock.advance(1.0)
-        with node.lock:  # or it may not be in the log yet
-            return not node.releases
+        with manager.lock:  # or it may not be in the log yet
+            return not manager.releases
 
     until(given_up)
     told = [record.getMessage() for record in caplog.records if "'gone owing" in record.getMessage()]
@@ -283,13 +294,15 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("program", LEAVES.values(), ids=list(LEAVES))
-def test_the_log_says_so_of_a_process_that_ends(program: str) -> None:
+def test_log_at_exit(program: str) -> None:
+    """The same at the end of a process, once."""
     command = [sys.executable, "-c", program, "redis://127.0.0.1:1?timeout=0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
     assert done.stderr.count("permits granted and never charged to it: 7\n") == 1
 
 
-def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
+def test_lost_data(redis_server: Server) -> None:
+    """Lost data in Redis is not worth a second quota."""
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     admitted = 0
     while limiter.stats().held < 5:
@@ -301,7 +314,8 @@ def test_lost_data_is_no_second_quota(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("nodes, capacity, first", [(1, 10, 1), (5, 10, 1), (100, 10, 1)])
-def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, first: int) -> None:
+def test_first_permit(nodes: int, capacity: int, first: int) -> None:
+    """local grants one permit at once to a key never seen, then its share of the rate."""
     health = BackendHealth(random.Random(1), partitioned=False)
     health.never_answered = False
     policy = FallbackPolicy("local", "default", Quota(capacity, 1.0), health)
@@ -314,7 +328,8 @@ def test_a_key_never_seen_gets_one_permit_at_once(nodes: int, capacity: int, fir
 
 
 @pytest.mark.usefixtures("patient_health")
-def test_a_caller_with_a_deadline(redis_server: Server) -> None:
+def test_within(redis_server: Server) -> None:
+    """within() answers by the policy after its time; permits taken for the caller come back."""
     store = HeldStore(redis_server.url, clock=ManualClock())
     store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, on_store_error="deny")
@@ -323,15 +338,15 @@ def test_a_caller_with_a_deadline(redis_server: Server) -> None:
     assert not late and late.degraded
     assert hurried.peek("k").degraded
     store.released.set()
-    until(lambda: limiter.try_acquire("k", 10).allowed)  # what was taken for nobody came back
-    assert not hurried.try_acquire("k").degraded, "known here, so nobody waits"
+    until(lambda: limiter.try_acquire("k", 10).allowed)  # the permits of the late call came back
+    assert not hurried.try_acquire("k").degraded, "denied here, so it does not wait"
     assert limiter.health().healthy
     limiter.close()
     store.close()
 
 
 class Jumps(ManualClock):
-    """A clock that goes on by *step* seconds whenever somebody looks."""
+    """A clock that goes on by *step* seconds whenever it is read."""
 
     step = 0.0
 
@@ -340,7 +355,8 @@ class Jumps(ManualClock):
         return super().now()
 
 
-def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server) -> None:
+def test_within_and_an_expiring_lease(redis_server: Server) -> None:
+    """within() holds when the lease runs out between look-up and decision."""
     clock = Jumps()
     store = HeldStore(redis_server.patient_url, clock=clock)
     store.released = threading.Event()
@@ -363,7 +379,8 @@ def test_a_deadline_holds_when_a_lease_runs_out_in_between(redis_server: Server)
     store.close()
 
 
-def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> None:
+def test_within_and_optimistic(redis_server: Server) -> None:
+    """within() grants the first call unasked just as well."""
     store = HeldStore(redis_server.patient_url)
     store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, cold="optimistic", on_store_error="deny")
@@ -377,7 +394,8 @@ def test_a_deadline_does_not_make_it_less_optimistic(redis_server: Server) -> No
 
 
 @pytest.mark.usefixtures("patient_health")
-async def test_a_task_with_a_deadline(redis_server: Server) -> None:
+async def test_within_for_asyncio(redis_server: Server) -> None:
+    """within() for asyncio."""
     limiter = AsyncHybridLimiter("10/day", store=redis_server.url, on_store_error="deny")
     assert (await limiter.within(PATIENCE).try_acquire("k")).allowed
     late = await limiter.within(0.000_001).try_acquire("other")

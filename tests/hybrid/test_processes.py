@@ -1,4 +1,4 @@
-"""Many processes, one Redis, one hot key, three times as many calls as there are permits: nobody gets one too many.
+"""Many processes, one Redis, one hot key, three times as many calls as there are permits: never one too many.
 
 ``make soak`` runs these for half a minute with eight processes; the suite for a few seconds with fewer.
 """
@@ -83,7 +83,7 @@ def test_redis_frozen(mortal_server: Server) -> None:
         stood_still = time.monotonic() - stopped
         found = outcome(workers, SECONDS + 50)
     assert overdrawn(RATE, RATE, found.calls) == 0
-    # what comes in till somebody requests again; of that a bucket, which was nearly empty, is full again
+    # permits that refill until the next call; the bucket, which was nearly empty, is full again
     unasked = RATE * (stood_still + 1.2 * LAST_RETRY / SECOND)
     assert_little_lost(found, unasked - min(unasked, RATE) / 2)
 
@@ -91,7 +91,7 @@ def test_redis_frozen(mortal_server: Server) -> None:
 def assert_little_lost(found: Outcome, excused: float) -> None:
     """A long run loses less than one in a hundred; a short one, on a busy machine, may lose some more.
 
-    And there what a worker would have asked for while it was held up: nobody may have been there to take it.
+    And there what a worker would have asked for while it was held up: no other worker may have taken it.
     """
     lost, seconds = found.lost(RATE, 1.0)
     unasked = 3 * RATE / PROCESSES * found.late
@@ -115,7 +115,7 @@ def wait_for(workers: list[Worker]) -> None:
     """Return when all of them are calling."""
     deadline = time.monotonic() + 30
     while not all(worker.begun() for worker in workers):
-        assert time.monotonic() < deadline, "somebody never began"
+        assert time.monotonic() < deadline, "a worker never began"
         time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Who waits as long as it was told, with nobody else about, is served. And nobody is told to wait for no time."""
+"""A caller that waits for retry_after, with no other callers, is served; and retry_after is never 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ QUOTAS = {"token_bucket": BUCKETS, "gcra": BUCKETS, "fixed_window": WINDOWS, "sl
 
 
 @pytest.mark.parametrize("kind", QUOTAS)
-def test_who_waits_as_told_is_served(kind: str, redis_server: Server) -> None:
+def test_retry_after_is_enough(kind: str, redis_server: Server) -> None:
+    """A denied caller that waits for retry_after is served, on a real Redis."""
     waits = 0
     for number, quota in enumerate(QUOTAS[kind] * 2):
         dice = random.Random(f"{kind} {number}")
@@ -51,7 +52,7 @@ MIXED = {
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("kind", MIXED)
 @pytest.mark.parametrize("stalls", [False, True])
-def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, accuracy: str, stalls: bool) -> None:
+def test_retry_after_beside_other_calls(kind: str, accuracy: str, stalls: bool) -> None:
     """On a clock of its own, with reports under way: permits of 1 to all, and several were told to come back."""
     waits = 0
     for number, quota in enumerate(MIXED[kind] * 3):
@@ -81,10 +82,13 @@ def test_who_waits_as_told_is_served_whatever_was_refused_to_others(kind: str, a
         ("5/second", 10, [(0, 1, 1), (0.47, 1, 4), (0.69, 1, 2), (0.53, 1, 3)], 1),
     ],
 )
-def test_nothing_is_leased_that_would_count_in_the_window_of_who_was_told_to_wait(
+def test_counter_leases_nothing_promised(
     quota: str, way: int, before: list[tuple[float, int, int]], permits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or that will have run out by then. *before*: (sleep, permits, times)."""
+    """A counter leases nothing that would count, or run out, when a denied caller retries.
+
+    *before*: (sleep, permits, times).
+    """
     process = SoleProcess(quota, "sliding_window_counter", start=1_700_000_000)
     monkeypatch.setattr(process, "way", lambda: way * MILLISECOND)
     for seconds, several, times in before:
@@ -97,8 +101,8 @@ def test_nothing_is_leased_that_would_count_in_the_window_of_who_was_told_to_wai
     assert process.take(permits)
 
 
-def test_what_is_held_of_a_window_may_have_run_out_when_somebody_comes_for_it() -> None:
-    """It was told to come when the window is over, and no slow report moves that."""
+def test_window_lease_is_no_promise() -> None:
+    """A denied caller of a window is told to retry at its end, and no slow report moves that."""
     process = SoleProcess("5/second", "fixed_window", "low", 1_700_000_009, stalls=True, seed=1026)
     steps = [(0.2, 1), (0.1, 5), (0.7, 5), (0.1, 1), (1.0, 1), (0.7, 1), (0.2, 5), (0.8, 1), (0.2, 1), (0.39, 1)]
     for seconds, permits in steps:
@@ -109,8 +113,8 @@ def test_what_is_held_of_a_window_may_have_run_out_when_somebody_comes_for_it() 
     assert process.take()
 
 
-def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nobody who requests for several is refused here while a report is under way: it waits for the reply."""
+def test_no_denial_while_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter does not deny several permits during a report: its grant may count in the next window."""
     process = SoleProcess("5/second", "sliding_window_counter", start=1_700_000_000)
     monkeypatch.setattr(process, "way", lambda: MILLISECOND)
     while process.take():
@@ -123,8 +127,8 @@ def test_what_is_being_fetched_may_count_in_the_next_window(monkeypatch: pytest.
     assert here("k", 2) is None
 
 
-def test_what_a_report_under_way_tells_of_leaves_no_room_to_refill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it arrives: who requests for all of a bucket meanwhile waits for it, or is told to wait for long enough."""
+def test_unreported_permits_delay_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permits in a report under way leave no room to refill: a call for the whole bucket waits long enough."""
     process = SoleProcess("5/second")
     monkeypatch.setattr(process, "way", lambda: MILLISECOND)
     for _ in range(60):
@@ -144,8 +148,8 @@ def test_what_a_report_under_way_tells_of_leaves_no_room_to_refill(monkeypatch: 
 
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("quota", ["3/second burst 30", "100/second", "1000/second"])
-def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(quota: str, accuracy: str) -> None:
-    """Nobody else can have what comes in: it is fetched when it is there, five times a second at most."""
+def test_retry_times_of_a_sole_process(quota: str, accuracy: str) -> None:
+    """The only process at a key fetches what refills, five times a second at most, so its retry times are short."""
     process = SoleProcess(quota, accuracy=accuracy)
     permit = process.rule.quotas[0].period / process.rule.quotas[0].limit
     while process.take():
@@ -161,7 +165,8 @@ def test_alone_at_a_key_hardly_anybody_waits_longer_than_an_exact_bucket_says(qu
 
 
 @pytest.mark.parametrize("kind", QUOTAS)
-def test_nobody_is_told_to_come_back_at_once(kind: str, redis_server: Server) -> None:
+def test_retry_after_is_positive(kind: str, redis_server: Server) -> None:
+    """A denial never has a retry_after of 0."""
     refused = 0
     for number, quota in enumerate(QUOTAS[kind]):
         dice = random.Random(f"{kind} {number}")

@@ -31,9 +31,8 @@ def ours(name: str) -> bool:
         ("peek", True, [9 - 1]),
     ],
 )
-def test_a_signal_handler_between_any_two_lines(
-    interrupted: str, known: bool, spent: list[int], redis_server: Server
-) -> None:
+def test_handler_between_any_two_lines(interrupted: str, known: bool, spent: list[int], redis_server: Server) -> None:
+    """A handler that calls the limiter between any two lines is answered, and every permit is counted once."""
     degraded = lines = 0
     with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
         calls = {
@@ -60,7 +59,8 @@ def test_a_signal_handler_between_any_two_lines(
 
 
 @pytest.mark.parametrize("interrupted", ["take", "refund", "peek"])
-def test_a_signal_handler_closes_the_limiter(interrupted: str, redis_server: Server) -> None:
+def test_handler_closes_the_limiter(interrupted: str, redis_server: Server) -> None:
+    """A handler may close the limiter between any two lines; it works afterwards."""
     with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
         calls = {
             "take": lambda key: limiter.try_acquire(key, 7),
@@ -78,12 +78,12 @@ def test_a_signal_handler_closes_the_limiter(interrupted: str, redis_server: Ser
 
 
 class Interrupted(BaseException):
-    """As KeyboardInterrupt, that nobody expects."""
+    """Not an Exception, as KeyboardInterrupt is not."""
 
 
 @pytest.mark.parametrize("interrupted", ["take", "refund"])
-def test_an_exception_of_a_signal_handler_leaves_no_lock_behind(interrupted: str, redis_server: Server) -> None:
-    """Raised where a function returns: there a handler may run, and who took a lock inside has it still."""
+def test_handler_raises(interrupted: str, redis_server: Server) -> None:
+    """An exception of a handler, raised wherever a function returns, leaves no lock held."""
     with HybridLimiter("100/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
         calls = {"take": lambda key: limiter.try_acquire(key, 7), "refund": lambda key: limiter.refund(key, 2)}
         answers: list[bool] = []

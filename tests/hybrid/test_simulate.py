@@ -1,4 +1,4 @@
-"""The simulator: the same node code on a clock of its own. Short runs here; docs/hybrid.md has the long ones."""
+"""The simulator: the real managers on a clock of its own. Short runs here; docs/hybrid.md has the long ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ SHORT = Scenario(quota="2000/second", nodes=20, seconds=4)
 @pytest.mark.parametrize("load", [0.5, 1.2, 3.0])
 @pytest.mark.parametrize("skew", ["uniform", "moving"])
 @pytest.mark.parametrize("trip", [1.0, 50.0])
-def test_never_one_too_many(load: float, skew: str, trip: float) -> None:
+def test_never_over(load: float, skew: str, trip: float) -> None:
+    """A fleet never admits one too many, and below the rate denies none."""
     outcome = simulate(replace(SHORT, load=load, skew=skew, trip=trip))
     assert outcome.over == 0
     assert outcome.asked > 3000 * load and outcome.trips > 20
     if load < 1:
-        assert outcome.admitted == outcome.exact, "below the rate nobody is refused"
+        assert outcome.admitted == outcome.exact, "below the rate no call is denied"
     else:
         assert outcome.under_percent < 8, "a short run, of which the start is a part"
     assert outcome.local_percent > (97 if trip < 10 else 80)
@@ -48,7 +49,8 @@ def test_never_one_too_many(load: float, skew: str, trip: float) -> None:
     ],
     ids=str,
 )
-def test_never_one_too_many_in_trouble(trouble: dict[str, object]) -> None:
+def test_never_over_in_trouble(trouble: dict[str, object]) -> None:
+    """Nor with lost trips, crashes or an outage."""
     for seed in (1, 2):
         outcome = simulate(replace(SHORT, seed=seed, **trouble))  # type: ignore[arg-type]  # a table of fields
         assert outcome.over == 0
@@ -87,8 +89,8 @@ def test_ten_trips_a_second_at_most(load: float, nodes: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quota", ["5/second", "20/second", "20/second burst 10", "1000/second"])
-def test_a_crowd_at_a_key_of_one_process_hardly_ever_waits_for_redis(quota: str) -> None:
-    """What a caller was told to come back for, others may have taken: that is no reason to ask Redis again."""
+def test_many_callers_rarely_wait(quota: str) -> None:
+    """Permits that a caller was told to retry for may be taken by others: that is no reason to ask Redis again."""
     rate = Quota.parse(quota).limit / Quota.parse(quota).period
     outcome = simulate(Scenario(quota, nodes=1, load=3, seconds=8000 / rate if rate < 100 else 8))
     assert outcome.over == 0 and outcome.lost_percent < 1
@@ -96,21 +98,22 @@ def test_a_crowd_at_a_key_of_one_process_hardly_ever_waits_for_redis(quota: str)
     assert outcome.local_percent > 99.5
 
 
-def test_who_dies_takes_what_it_held_and_no_more() -> None:
+def test_crash_loses_its_leases() -> None:
+    """A process that dies loses what it held and no more."""
     scenario = replace(SHORT, seconds=8)
     before, after = simulate(scenario), simulate(replace(scenario, crashes=8))
     assert after.burned > 20
     assert after.lost - before.lost <= after.burned + 0.01 * after.exact
 
 
-def test_an_outage_costs_what_comes_in_meanwhile() -> None:
+def test_outage_costs_its_refill() -> None:
     """And of that not what finds room in the bucket."""
     outcome = simulate(replace(SHORT, seconds=8, outage=(2.0, 5.0), policy="deny"))
     until_somebody_asks = 3.0 + 1.2 * LAST_RETRY / SECOND
     assert 2000 * 3 * 0.5 < outcome.lost <= 2000 * (until_somebody_asks - 0.5) + 0.01 * outcome.exact
 
 
-def test_an_outage_with_a_share_of_the_rate_is_bounded() -> None:
+def test_outage_with_local_is_bounded() -> None:
     """Each node goes on with its share, which starts empty: what it had on lease may add to that for a moment."""
     outcome = simulate(replace(SHORT, outage=(1.0, 3.0), policy="local"))
     assert outcome.over_percent < 5
@@ -123,12 +126,14 @@ def test_a_thousand_nodes() -> None:
     assert outcome.over == 0 and outcome.admitted > 0.5 * outcome.exact
 
 
-def test_the_same_question_has_the_same_answer() -> None:
+def test_same_seed_same_outcome() -> None:
+    """The same scenario has the same outcome."""
     assert simulate(SHORT) == simulate(SHORT)
     assert simulate(SHORT) != simulate(replace(SHORT, seed=2))
 
 
-def test_the_naive_design_is_what_it_is_said_to_be() -> None:
+def test_naive_admits_too_many() -> None:
+    """The naive design admits too many above the rate, and none too many below it."""
     assert naive(SHORT, 1.0).over_percent > 20
     assert naive(SHORT, 1.0, extrapolate=True).over_percent > 50
     assert naive(replace(SHORT, load=0.5), 1.0).over == 0

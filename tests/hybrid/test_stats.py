@@ -1,4 +1,4 @@
-"""Figures that only grow, and that say who waited."""
+"""Counters that only grow, and that tell local decisions from waits for Redis."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ def stats(process: SoleProcess) -> Stats:
     return stats_of([process.limiter])
 
 
-def test_every_permit_is_counted_once() -> None:
+def test_counted_once() -> None:
+    """Every permit is counted once."""
     process = warm()
     assert stats(process).local + stats(process).remote == 200
     process.take(3)
     assert stats(process).local + stats(process).remote == 203
 
 
-def test_a_refund_does_not_unask() -> None:
+def test_refund_keeps_the_count() -> None:
+    """A refund does not lower the count of permits asked for, nor does its report."""
     process = warm()
     for _ in range(3):
         process.take()
@@ -38,7 +40,8 @@ def test_a_refund_does_not_unask() -> None:
     assert stats(process).local == before.local, "nor does the report"
 
 
-def test_what_was_decided_is_counted_while_a_lease_goes_back() -> None:
+def test_count_during_release() -> None:
+    """Decisions of a lease stay counted while it goes back."""
     process = warm()
     before = stats(process)
     process.limiter.release_all()
@@ -47,7 +50,8 @@ def test_what_was_decided_is_counted_while_a_lease_goes_back() -> None:
     assert process.ledger.out == 0 and stats(process).local == before.local
 
 
-def test_who_is_answered_at_once_during_an_outage_did_not_wait() -> None:
+def test_outage_answers_are_local() -> None:
+    """A call that the policy answers at once counts as local."""
     process = SoleProcess("100000/hour")
     process.manager.fail(process.now, (), OSError("away"))
     for _ in range(10):
@@ -56,7 +60,8 @@ def test_who_is_answered_at_once_during_an_outage_did_not_wait() -> None:
     assert stats(process).local_ratio == 1.0
 
 
-def test_who_waited_in_vain_did_wait() -> None:
+def test_failed_waits_are_remote() -> None:
+    """A call that waited for Redis in vain counts as remote."""
     process = SoleProcess("100000/hour")
     waiter = process.wait()
     process.manager.fail(process.now, process.manager.gather(process.now), OSError("away"))

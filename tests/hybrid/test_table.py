@@ -23,26 +23,30 @@ def table_with(balance: int, expires: int = NOW + SECOND) -> tuple[LeaseTable, L
     return table, lease
 
 
-def test_who_waits_is_not_served_from_a_lease_that_ran_out() -> None:
+def test_spend_expired() -> None:
+    """spend() takes nothing from a lease that ran out."""
     table, lease = table_with(5, expires=NOW)
     assert not table.spend(lease, LAW.cost, NOW)
     table, lease = table_with(5)
     assert table.spend(lease, LAW.cost, NOW) and lease.balance == 4 * LAW.cost
 
 
-def test_nothing_is_put_back_into_a_lease_that_ran_out() -> None:
+def test_refund_expired() -> None:
+    """A refund does not go into a lease that ran out, but into the next report."""
     table, lease = table_with(5, expires=NOW)
     assert not table.refund_locally("k", 2)
     assert lease.balance == 5 * LAW.cost and lease.refund == 2
 
 
-def test_what_was_spent_here_is_put_back_here() -> None:
+def test_refund_locally() -> None:
+    """A refund of permits that were not reported yet goes back into the lease."""
     table, lease = table_with(5)
     assert table.refund_locally("k", 2)
     assert lease.balance == 7 * LAW.cost and lease.refund == 0
 
 
-def test_no_more_is_told_of_a_refund_than_makes_the_bucket_full() -> None:
+def test_refund_is_capped() -> None:
+    """No more is reported of a refund than fills the bucket."""
     table, lease = table_with(10)
     lease.others = 20
     table.refund_locally("k", 100)
@@ -51,14 +55,16 @@ def test_no_more_is_told_of_a_refund_than_makes_the_bucket_full() -> None:
     assert lease.refund == 30
 
 
-def test_to_look_without_taking_anything_is_not_an_answer_about_an_empty_lease() -> None:
+def test_peek_empty_lease() -> None:
+    """A peek for 0 permits at an empty lease is a question for Redis."""
     table, _ = table_with(0)
     assert table.peek_locally("k", 0) is None
     table, _ = table_with(1)
     assert table.peek_locally("k", 0)
 
 
-def test_a_refund_ends_a_refusal() -> None:
+def test_refund_ends_a_denial() -> None:
+    """A refund ends a denial: the next call asks Redis."""
     table, lease = table_with(0)
     lease.counted_balance = 0  # what was spent has been reported: it goes back there, and not here
     lease.deny_until, lease.deny_from = NOW + SECOND, LAW.cost
@@ -67,7 +73,8 @@ def test_a_refund_ends_a_refusal() -> None:
     assert table.try_acquire("k") is None, "Redis is asked"
 
 
-def test_a_refusal_never_says_that_it_is_full_before_it_can_be_asked_again() -> None:
+def test_reset_after_of_a_denial() -> None:
+    """The reset_after of a denial is never below its retry_after."""
     table, lease = table_with(0)
     lease.free_in_redis, lease.expected_free, lease.deny_from = 0, LAW.cost, LAW.cost
     lease.deny_until, lease.deny_extension = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity

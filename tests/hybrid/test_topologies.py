@@ -23,7 +23,7 @@ SICK = slots_of(0)  # of a server that is frozen
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """One in which nobody is replaced: neither who is frozen by a test, nor who stands still with the machine."""
+    """A Cluster that replaces no server: neither one that a test froze, nor one that stands still with the machine."""
     cluster = Cluster(KINDS[0])
     for member in cluster.members:
         member.ask("CONFIG", "SET", "cluster-node-timeout", 120_000)
@@ -38,7 +38,8 @@ def sentinels() -> Iterator[Sentinels]:
     sentinels.stop()
 
 
-def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
+def test_cluster_keys(cluster: Cluster) -> None:
+    """Keys on all servers of a Cluster are exact, also after the limiter was closed."""
     cluster.flush()
     with HybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         keys = [f"user:{number}" for number in range(30)]
@@ -48,7 +49,8 @@ def test_keys_all_over_a_cluster(cluster: Cluster) -> None:
         assert not any(limiter.try_acquire(key) for key in keys), "closed limiters gave back nothing that was spent"
 
 
-def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
+def test_cluster_fork(cluster: Cluster) -> None:
+    """A forked child works in a Cluster."""
     cluster.flush()
     with HybridLimiter("20/day", store=cluster.bare_url + PATIENT, on_store_error="deny") as limiter:
         keys = [f"user:{number}" for number in range(20)]
@@ -65,14 +67,17 @@ def test_a_forked_child_in_a_cluster(cluster: Cluster) -> None:
         assert {sum(bool(limiter.try_acquire(key)) for _ in range(30)) for key in keys} == {14}
 
 
-async def test_keys_all_over_a_cluster_for_asyncio(cluster: Cluster) -> None:
+async def test_cluster_keys_for_asyncio(cluster: Cluster) -> None:
+    """The same for asyncio."""
     cluster.flush()
     async with AsyncHybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         for number in range(30):
             assert sum([bool(await limiter.try_acquire(f"user:{number}")) for _ in range(40)]) == 20
 
 
-def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
+def test_sentinel_failover(sentinels: Sentinels) -> None:
+    """A failover behind Sentinels forgets one capacity of permits at most."""
+
     def ordered() -> bool:
         sentinels.fail_over()
         return True
@@ -81,7 +86,7 @@ def test_a_failover_behind_sentinels(sentinels: Sentinels) -> None:
         admitted = 0
         while limiter.stats().held < 20:
             admitted += limiter.try_acquire("k").allowed
-        wait_until(ordered, "the Sentinels find everybody well, and obey")
+        wait_until(ordered, "the Sentinels find all servers well, and obey")
         sentinels.wait_for_failover()
         before = limiter.stats().trips
 
@@ -112,21 +117,23 @@ def frozen(cluster: Cluster) -> Iterator[Member]:
     frozen.thaw()
 
 
-def test_a_server_that_is_frozen_is_the_trouble_of_its_own_keys(cluster: Cluster, frozen: Member) -> None:
+def test_frozen_server(cluster: Cluster, frozen: Member) -> None:
+    """A frozen server degrades the answers for its own keys only."""
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
     with HybridLimiter("20/day", store=f"{cluster.bare_url}?timeout=2", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
         frozen.freeze()
         first = next(sick)
         until(lambda: limiter.try_acquire(first).degraded and limiter.store_health().state == "open")
-        for ill, fine in itertools.islice(zip(sick, well, strict=True), 60):
-            assert limiter.try_acquire(ill).degraded
+        for slow, fine in itertools.islice(zip(sick, well, strict=True), 60):
+            assert limiter.try_acquire(slow).degraded
             made = limiter.try_acquire(fine)
             assert made.allowed and not made.degraded
         frozen.thaw()  # nor does closing have to wait for it
 
 
-def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Cluster, frozen: Member) -> None:
+def test_frozen_server_delays_its_keys_only(cluster: Cluster, frozen: Member) -> None:
+    """Only calls for keys on a frozen server wait for it."""
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
     with HybridLimiter("20/day", store=cluster.bare_url + "?timeout=20", on_store_error="deny") as limiter:
         assert limiter.try_acquire(next(sick)) and limiter.try_acquire(next(well))
@@ -136,13 +143,14 @@ def test_nobody_waits_for_a_frozen_server_but_who_has_a_key_there(cluster: Clust
         until(lambda: limiter._backend.manager.busy)
         for _ in range(10):
             assert limiter.try_acquire(next(well))
-        assert caller.is_alive(), "it waits, and nobody with it"
+        assert caller.is_alive(), "it waits, and no other caller"
         frozen.thaw()
         caller.join(30)
         assert not caller.is_alive()
 
 
-async def test_the_same_for_asyncio(cluster: Cluster, frozen: Member) -> None:
+async def test_frozen_server_for_asyncio(cluster: Cluster, frozen: Member) -> None:
+    """The same for asyncio."""
     sick, well = keys_in(SICK, there=True), keys_in(SICK, there=False)
     async with AsyncHybridLimiter("20/day", store=cluster.bare_url + "?timeout=20", on_store_error="deny") as limiter:
         assert await limiter.try_acquire(next(sick)) and await limiter.try_acquire(next(well))

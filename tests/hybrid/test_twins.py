@@ -72,7 +72,8 @@ def check_fields(server: Server, key: str, ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("kind", QUOTAS)
 @pytest.mark.parametrize("seed", range(3))
-def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
+def test_ledger_and_script_agree(kind: str, seed: int, any_redis_server: Server) -> None:
+    """Ledger and script give the same reply to every one of thousands of random steps, and keep the same fields."""
     dice = random.Random(f"{kind} {seed}")
     store = RedisStore(any_redis_server.url)
     for quota in QUOTAS[kind]:
@@ -99,7 +100,8 @@ def test_step_by_step(kind: str, seed: int, any_redis_server: Server) -> None:
     store.close()
 
 
-def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
+def test_batch_order(redis_server: Server) -> None:
+    """A batch is answered in the order of its keys."""
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
     requests = [LeaseCall(f"rate_limiter:{{{i}}}", params, profile, _need(i + 1)) for i in range(20)]
@@ -110,7 +112,8 @@ def test_a_batch_is_answered_in_order(redis_server: Server) -> None:
     store.close()
 
 
-def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> None:
+def test_wrong_type_in_a_batch(redis_server: Server) -> None:
+    """A key of another type leaves the other keys of the batch alone."""
     store = RedisStore(redis_server.url)
     redis_server.client().set("rate_limiter:{b}", "text")
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
@@ -122,7 +125,8 @@ def test_a_key_of_another_type_is_nobody_elses_trouble(redis_server: Server) -> 
     store.close()
 
 
-def test_the_servers_own_clock(redis_server: Server) -> None:
+def test_server_clock(redis_server: Server) -> None:
+    """Without a clock of the test the script uses the server's."""
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
     [reply] = _send(store, [LeaseCall("rate_limiter:{a}", params, profile, _need(10))], None)
@@ -135,6 +139,7 @@ def test_the_servers_own_clock(redis_server: Server) -> None:
 
 
 def test_peek_writes_nothing(redis_server: Server) -> None:
+    """A peek writes nothing."""
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
     [reply] = _send(
@@ -145,7 +150,8 @@ def test_peek_writes_nothing(redis_server: Server) -> None:
     store.close()
 
 
-def test_every_constant_is_filled_in() -> None:
+def test_constants() -> None:
+    """Every placeholder of the script is filled in."""
     assert "@" not in script.SYNC.text
 
 
@@ -162,7 +168,7 @@ def _reply(found: LeaseReply | str) -> LeaseReply:
     return found
 
 
-def test_a_clock_that_steps_back_under_thousands_of_processes(redis_server: Server) -> None:
+def test_clock_step_with_many_nodes(redis_server: Server) -> None:
     """All their records change at once: more than Lua hands to one call."""
     store, key, many = RedisStore(redis_server.patient_url), "rate_limiter:{many}", 6000
     params, profile = quota_params(Rule("1000/hour")), PROFILES["high"]

@@ -157,7 +157,7 @@ class Fleet:
             self.behind += by
 
     def brink(self, which: int, demand: int) -> None:
-        """A lease is spent to the last at its last moment, and the next moment somebody takes what there is."""
+        """A lease is spent to the last at its last moment, and the next moment another process takes what there is."""
         self.trip(which, demand)
         process = self._process(which)
         left = process.lease.expires - process.now(self.true)

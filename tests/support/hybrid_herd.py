@@ -30,10 +30,10 @@ LATE = 0.05  # seconds of sleep after which a worker was held up
 
 @dataclass
 class Outcome:
-    """All that was admitted, by whom, and what the workers said of themselves."""
+    """Every admission by worker, and the statistics that the workers wrote."""
 
     calls: list[tuple[int, int]]
-    together: tuple[int, int] = (0, 0)  # nanoseconds between which all of them, but for those who died, were calling
+    together: tuple[int, int] = (0, 0)  # nanoseconds between which all workers that lived were calling
     stats: list[dict[str, Any]] = field(default_factory=list)
 
     @property

@@ -1,4 +1,4 @@
-"""One process process at one key, on a clock of its own: the real node and ledger, a trip that takes its time.
+"""One process, the only one at its key, on a clock of its own: the real manager and ledger, trips that take time.
 
 Callers do not wait for a trip that is not theirs: they come and go while it is under way.
 """
@@ -17,7 +17,7 @@ from headgate.rule import Rule
 
 
 class SoleProcess:
-    """Every 10 ms, and when somebody waits, its driver looks around; trips take up to 4 ms, now more and now less.
+    """Its driver looks for work every 10 ms, and when a caller waits; trips take up to 4 ms.
 
     *stalls*: on a machine that is too busy, one of eight takes longer, there or back: up to half a second.
     """
