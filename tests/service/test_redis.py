@@ -99,13 +99,16 @@ def test_redis_outage(start: Start, mortal_server: Server) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 def test_reset_without_redis(start: Start, mortal_server: Server) -> None:
     """A reset that Redis did not make is a 503; counters outlive their worker."""
-    service = start("--store", f"{mortal_server.bare_url}?timeout=1")
+    policies = ("deny", "local", "raise")
+    rules = "".join(f"[rules.{name}]\nquotas = '5/s'\non_store_error = '{name}'\n" for name in policies)
+    service = start("--store", f"{mortal_server.bare_url}?timeout=1", config=rules)
     assert service.reset("k").status == 200
     mortal_server.kill()
     name = "rate_limiter_breaker_opened_total"
     eventually(lambda: service.check("k").json["degraded"] and service.metrics()[name] >= 1, "the breaker")
-    answer = service.reset("k")
-    assert answer.status == 503 and "try again" in answer.problem
+    for rule in ("default", *policies):
+        answer = service.reset("k", rule=rule)
+        assert answer.status == 503 and "try again" in answer.problem
     before = service.metrics()[name]
     [victim] = service.workers()
     os.kill(victim, signal.SIGKILL)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
-from headgate.limiter import AsyncLimiter
 from headgate.rule import check_permits
 from headgate.service.model import WaitingCheck
 from headgate.service.problem import HTTPError
@@ -163,7 +162,7 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Response:
     try:
         check_permits(permits * rule.cost, rule.capacity)
         for each_rule, each_key in reversed(found):
-            made = await _reset_key(app, each_rule, each_key)
+            made = await _reset_key(each_rule, each_key)
     except (InvalidKey, InvalidPermits) as error:
         raise bad_check(rule, permits * rule.cost, error) from None
     except StoreUnavailable as error:
@@ -172,13 +171,9 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Response:
     return decision_response(state, rule, as_json(key), made, True, "Rate limit reset")
 
 
-async def _reset_key(app: App, rule: CompiledRule, key: str) -> Decision:
-    # on_store_error is about checks: a reset that the store refused must be a 503, so this limiter raises
-    strict = AsyncLimiter(
-        rule.quotas, algorithm=rule.algorithm, store=app.store, name=rule.name, on_store_error="raise"
-    )
-    await strict.reset(key)
-    await rule.limiter.reset(key)  # wakes the checks of this worker that wait for the key
+async def _reset_key(rule: CompiledRule, key: str) -> Decision:
+    if not await rule.limiter.reset(key):  # on_store_error is about checks: a reset that was not made must be a 503
+        raise StoreUnavailable("the store could not be told of a reset")
     return await rule.limiter.peek(key, 0)
 
 
