@@ -73,6 +73,7 @@ class State:
     def __init__(self, settings: Settings, tokens: Tokens, store: Store, counters: SharedCounters) -> None:
         self.settings = settings
         self.tokens = tokens
+        self.checks_guarded = "check" in tokens.guarded
         self.rule_set = RuleSet(settings, store, counters)
         trusted = [parse_network(text) for text in settings.trusted_proxies]
         self.client_ip = ClientIP(trusted, settings.client_headers, settings.ipv6_prefix)
@@ -166,7 +167,7 @@ class App:
             self.gauges[PROBLEMS] += 1
             logger.exception("Error answering %s, request %s", method, request_id, extra={"request_id": request_id})
         status, headers, body = response
-        if request_id or (request_id := request_id_of(request_headers)):
+        if request_id or ("x-request-id" in request_headers and (request_id := request_id_of(request_headers))):
             headers.append(("x-request-id", request_id))
         if method == "HEAD":
             exchange.response_empty(status, headers)

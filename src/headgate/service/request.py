@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -116,14 +117,24 @@ def parse_json(scope: Scope, raw: bytes, type: Any, form: str) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HTTPError(400, f"cannot read the body: {error}; send {form}") from None
     if isinstance(found, msgspec.Struct):
-        refuse_duplicates(raw, found.__struct_fields__)
+        refuse_duplicates(raw, quoted_names(type))
     return found
 
 
-def refuse_duplicates(raw: bytes, names: tuple[str, ...]) -> None:
+@lru_cache
+def quoted_names(type: type[msgspec.Struct]) -> tuple[bytes, ...]:
+    """The field names of *type* as they stand in JSON."""
+    return tuple(f'"{name}"'.encode() for name in type.__struct_fields__)
+
+
+def refuse_duplicates(raw: bytes, names: tuple[bytes, ...]) -> None:
     """Refuse the flat JSON object *raw* if it has one of *names* twice; msgspec would take the last."""
-    if b"\\" not in raw and all(raw.count(b'"%b"' % name.encode()) < 2 for name in names):
-        return  # without escapes each name is written literally, so the counts are at least the names' own
+    if b"\\" not in raw:  # without escapes every name is written literally, and counts once or more
+        for name in names:
+            if raw.count(name) > 1:
+                break
+        else:
+            return
     json.loads(raw, object_pairs_hook=_check_names)
 
 

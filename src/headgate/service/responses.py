@@ -157,21 +157,19 @@ class Delivery:
     """
 
     def __init__(self) -> None:
-        self._peers: set[str] = set()
-        self._peers_before: set[str] = set()
+        self.recent: set[str] = set()
+        self._before: set[str] = set()
 
     def rotate(self) -> None:
         """Forget the peers that sent nothing since the call before; the server has closed their connections."""
-        self._peers_before, self._peers = self._peers, set()
+        self._before, self.recent = self.recent, set()
 
-    def is_known(self, peer: str) -> bool:
-        """Whether the connection of *peer* has had an answer before; from now on it counts as one that has."""
-        if peer in self._peers:
-            return True
-        if len(self._peers) >= MAX_PEERS:
-            self._peers.clear()
-        self._peers.add(peer)
-        return peer in self._peers_before
+    def is_first(self, peer: str) -> bool:
+        """Whether *peer*, which is not among the recent peers, has had no answer before; adds it to them."""
+        if len(self.recent) >= MAX_PEERS:
+            self.recent.clear()
+        self.recent.add(peer)
+        return peer not in self._before
 
     async def send(self, scope: Scope, exchange: Exchange, response: Response, charges: Sequence[Charge]) -> None:
         """Send *response*; refund *charges* if the connection was closed before."""
