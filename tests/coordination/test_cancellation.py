@@ -1,4 +1,4 @@
-"""Cancelled wherever it may be: each operation at each of its awaits, and nothing stays held, leased or in line."""
+"""Each call of asyncio is cancelled at each of its awaits; no lock stays held, no member leased, no entry in line."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -9,12 +9,12 @@ import pytest
 from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue
 from headgate.errors import CircuitOpen, PoolExhausted
 
-MOST = 40  # awaits of one operation; more would be one that turns round and round
+MOST = 40  # awaits of one call; more would be an endless loop
 LONG = 20.0
 
 
-class Cut:
-    """Await *work*, and be cancelled at its await of that number: while it waits, or when the answer has just come."""
+class CancelAt:
+    """Await *work*, and cancel the task at its await of that *number*: while it waits, or when the answer came."""
 
     def __init__(self, work: Awaitable[Any], number: int, answered: bool) -> None:
         self.work = work
@@ -26,7 +26,7 @@ class Cut:
         steps = self.work.__await__()
         task = asyncio.current_task()
         assert task
-        step: Callable[[], Any] = lambda: next(steps)  # noqa: E731  # what to do next, as a value
+        step: Callable[[], Any] = lambda: next(steps)  # noqa: E731  # the next step, as a value
         while True:
             try:
                 awaited = step()
@@ -46,12 +46,12 @@ class Cut:
 
 
 class Case(Protocol):
-    """An operation; *left* says what it left behind, given whether it was cut."""
+    """A call that is cancelled. *leftover* is true while it has left something behind."""
 
     def __init__(self, name: str, url: str) -> None: ...
     async def prepare(self) -> None: ...
     async def operate(self) -> None: ...
-    async def left(self, cut: bool) -> object: ...
+    async def leftover(self, cancelled: bool) -> object: ...
 
 
 class FreeLock:
@@ -64,7 +64,7 @@ class FreeLock:
         async with self.lock:
             await asyncio.sleep(0)
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         return not (await self.other.acquire(0) and await self.other.release())
 
 
@@ -77,9 +77,9 @@ class BusyLock(FreeLock):
         await asyncio.sleep(0.03)
         await self.other.release()
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         await self.releases
-        return await super().left(cut)
+        return await super().leftover(cancelled)
 
 
 class FreePool:
@@ -93,7 +93,7 @@ class FreePool:
         async with self.pool.acquire():
             await asyncio.sleep(0)
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         status = await self.pool.status()
         return status.leased or status.waiting
 
@@ -109,9 +109,9 @@ class BusyPool(FreePool):
 
         self.releases = asyncio.get_running_loop().create_task(release())
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         await self.releases
-        return await super().left(cut)
+        return await super().leftover(cancelled)
 
 
 class Exhausted(FreePool):
@@ -123,9 +123,9 @@ class Exhausted(FreePool):
         with pytest.raises(PoolExhausted):
             await self.pool.acquire(timeout=0.005)
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         await self.leased.release()
-        return await super().left(cut)
+        return await super().leftover(cancelled)
 
 
 class Waiting:
@@ -142,15 +142,15 @@ class Waiting:
     async def operate(self) -> None:
         await self.queue.wait("a", timeout=10 * LONG)
 
-    async def left(self, cut: bool) -> object:
-        if cut:
-            self.serves.cancel()  # it would take out what was left
+    async def leftover(self, cancelled: bool) -> object:
+        if cancelled:
+            self.serves.cancel()  # it would take the leftover entry out
         await asyncio.wait([self.serves])
         return await self.queue.size()
 
 
 class Serving(Waiting):
-    """What is taken out by one who is cut goes back to its place."""
+    """The entry that a cancelled dequeue took out goes back to its position."""
 
     async def prepare(self) -> None:
         async def enqueue() -> None:
@@ -162,9 +162,9 @@ class Serving(Waiting):
     async def operate(self) -> None:
         assert await self.queue.dequeue(timeout=LONG) == "a"
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         await self.serves
-        return (await self.queue.size()) != cut
+        return (await self.queue.size()) != cancelled
 
 
 class Probe:
@@ -179,7 +179,7 @@ class Probe:
         async with self.breaker:
             await asyncio.sleep(0)
 
-    async def left(self, cut: bool) -> object:
+    async def leftover(self, cancelled: bool) -> object:
         try:
             async with self.breaker:
                 return None
@@ -195,18 +195,19 @@ CASES: list[type[Case]] = [FreeLock, BusyLock, FreePool, BusyPool, Exhausted, Wa
 async def test_at_every_await(
     make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for silence in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "heartbeat.ALIVE"):  # would clean up after us
-        monkeypatch.setattr(f"headgate.coordination.{silence}", 10 * LONG)
-    for number in range(MOST + 1):  # first to the end, so that the script is there from then on
+    """Whatever a cancelled call had begun is undone."""
+    for ttl in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "heartbeat.ALIVE"):  # no expiry may hide a leftover
+        monkeypatch.setattr(f"headgate.coordination.{ttl}", 10 * LONG)
+    for number in range(MOST + 1):  # 0 is not cancelled: the server knows the scripts from then on
         case = make(f"{name} {number}", url)
         await case.prepare()
-        cut = Cut(case.operate(), number, answered)
-        task: asyncio.Future[Any] = asyncio.ensure_future(cut)
+        cancelled = CancelAt(case.operate(), number, answered)
+        task: asyncio.Future[Any] = asyncio.ensure_future(cancelled)
         await asyncio.wait([task])
         assert task.cancelled() or task.result() is None
         async with asyncio.timeout(LONG):
-            while await case.left(task.cancelled()):  # noqa: ASYNC110  # it is given back in the background
+            while await case.leftover(task.cancelled()):  # noqa: ASYNC110  # it is undone in the background
                 await asyncio.sleep(0.01)
-        if cut.reached < number:
+        if cancelled.reached < number:
             return
     pytest.fail(f"more than {MOST} awaits")

@@ -1,7 +1,7 @@
-"""Replies that are lost, late, doubled or cut off in the middle, once for every operation of every tool.
+"""Replies that are lost, late, doubled or cut off in the middle, once for every operation of every state machine.
 
-The scenarios of the tools, step by step on Redis and in memory; but Redis is behind a proxy that breaks the first reply
-to every step. Memory hears every step once: equal answers mean that nothing was done twice, and nothing was lost.
+Each scenario runs on Redis and in memory. A proxy before Redis breaks the first reply to every operation, which is then
+sent again. Memory runs every operation once, so equal replies mean that Redis did nothing twice and lost nothing.
 """
 
 import asyncio
@@ -128,12 +128,12 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-DOORS = ["threads", "tasks"]
+CALLERS = ["threads", "tasks"]
 MACHINES = {"lock": LOCK, "breaker": BREAKER, "pool": POOL, "queue": QUEUE}
 
 
 class Fault(NamedTuple):
-    """How to break the next reply, how many were broken, and seconds that a step may take meanwhile."""
+    """How to break the next reply, how many were broken so far, and the time-out of an operation meanwhile."""
 
     begin: Callable[[FaultyProxy], None]
     count: Callable[[FaultyProxy], int]
@@ -156,9 +156,9 @@ def hold_one_back(proxy: FaultyProxy) -> None:
     proxy.hold_back = 0.2
 
 
-# What changes nothing.
-ASIDE = {
-    "lock": Operation("renew", ("nobody", TTL)),
+# Operations that change nothing.
+READS = {
+    "lock": Operation("renew", ("no-owner", TTL)),
     "circuit_breaker": Operation("peek", ("", -1, "", *RULES)),
     "pool": Operation("status", ("", *POOL_RULES)),
     "token_queue": Operation("size", ("", "", SECOND, 0, 0)),
@@ -168,35 +168,35 @@ FAULTS = {
     "lost": Fault(lose_one, lambda proxy: proxy.truncated),
     "cut off": Fault(cut_one, lambda proxy: proxy.truncated),
     "doubled": Fault(double_one, lambda proxy: proxy.doubled),
-    "late": Fault(hold_one_back, lambda proxy: proxy.held_back, timeout=0.1),  # when nobody waits for it any more
+    "late": Fault(hold_one_back, lambda proxy: proxy.held_back, timeout=0.1),  # after the time-out of the caller
 }
 
 
-class Distant(Twins):
-    """Twins of which Redis is asked from a thread or from a task, until it answers."""
+class DistantTwins(Twins):
+    """Twins that send each operation to Redis, from a thread or a task, until there is a reply."""
 
-    def __init__(self, machine: StateMachine, server: Server, url: str, timeout: float, door: str) -> None:
+    def __init__(self, machine: StateMachine, server: Server, url: str, timeout: float, caller: str) -> None:
         super().__init__(machine, server, url=url, timeout=timeout)
         states = self.redis
         self.loop = asyncio.Runner()
 
         def once(machine: StateMachine, name: str, step: Operation) -> Reply:
-            if door == "threads":
+            if caller == "threads":
                 return states.run(machine, name, step)
             return self.loop.run(states.run_async(machine, name, step))
 
-        def insist(machine: StateMachine, name: str, step: Operation) -> Reply:
+        def until_answered(machine: StateMachine, name: str, step: Operation) -> Reply:
             until = time.monotonic() + 20
             while True:
                 try:
                     return once(machine, name, step)
                 except StoreUnavailable:
-                    assert time.monotonic() < until, "no answer ever comes"
-                if name == self.name:  # the next who asks something else must not hear what comes late
-                    aside = self.memory.run(machine, "aside", ASIDE[machine.prefix])
-                    assert insist(machine, "aside", ASIDE[machine.prefix]) == aside
+                    assert time.monotonic() < until, "no reply in 20 seconds"
+                if name == self.name:  # the next operation must not get the reply that comes late
+                    aside = self.memory.run(machine, "aside", READS[machine.prefix])
+                    assert until_answered(machine, "aside", READS[machine.prefix]) == aside
 
-        self.ask = insist
+        self.ask = until_answered
 
     def comparable(self, answer: Sequence[Any]) -> Sequence[Any]:
         return comparable(answer) if self.machine is LOCK else answer
@@ -206,14 +206,15 @@ class Distant(Twins):
         super().close()
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("tool", SCENARIOS)
-def test_every_step(tool: str, kind: str, door: str, redis_server: Server) -> None:
+def test_every_operation(tool: str, kind: str, caller: str, redis_server: Server) -> None:
+    """An operation that is sent again after a broken reply has its effect once."""
     machine, steps, fault = MACHINES[tool], SCENARIOS[tool], FAULTS[kind]
     with FaultyProxy(redis_server.port) as proxy:
-        twins = Distant(machine, redis_server, proxy.url, fault.timeout, door)
-        # the server knows the script: what is broken is an answer
+        twins = DistantTwins(machine, redis_server, proxy.url, fault.timeout, caller)
+        # the server knows the script from now on, so the broken reply is that of an operation
         twins.ask(machine, "warm-up", Operation(steps[0][0], steps[0][1:]))
         for op, *arguments in steps:
             twins.clock.advance(op if isinstance(op, float) else 0.000_001)
@@ -221,12 +222,12 @@ def test_every_step(tool: str, kind: str, door: str, redis_server: Server) -> No
                 before = fault.count(proxy)
                 fault.begin(proxy)
                 twins.step(op, *arguments)
-                assert fault.count(proxy) == before + 1, "nothing was broken"
+                assert fault.count(proxy) == before + 1, "no reply was broken"
         twins.close()
 
 
-def test_no_operation_is_forgotten() -> None:
-    """A new tool or a new operation, without a row above, is one that nobody has tried with a broken reply."""
+def test_all_operations_have_a_row() -> None:
+    """A new state machine or operation must be tried with broken replies, too."""
     found = {
         module.name: importlib.import_module(f"{states.__name__}.{module.name}")
         for module in pkgutil.iter_modules(states.__path__)
@@ -251,14 +252,15 @@ def through(proxy: FaultyProxy, timeout: float = 10) -> str:
     return f"{proxy.bare_url}?timeout={timeout}"
 
 
-def test_lock_acquired_by_whom_it_says(redis_server: Server, name: str) -> None:
+def test_lock(redis_server: Server, name: str) -> None:
+    """Acquire, renewal and release whose reply is lost succeed all the same."""
     with FaultyProxy(redis_server.port) as proxy:
         lock, other = Lock(name, store=through(proxy)), Lock(name, store=redis_server.patient_url)
         with lock:
             pass
         for _ in range(3):
             lose_one(proxy)
-            assert lock.acquire(timeout=0), "the lock would be held by nobody"
+            assert lock.acquire(timeout=0), "no caller would know that it holds the lock"
             assert not other.acquire(timeout=0)
             lose_one(proxy)
             lock.ensure_held()
@@ -270,8 +272,8 @@ def test_lock_acquired_by_whom_it_says(redis_server: Server, name: str) -> None:
         lock.close()
 
 
-def test_lock_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
-    """The caller was told that it failed: so the lock is given back, or taken over by the same caller."""
+def test_lock_without_any_reply(redis_server: Server, name: str) -> None:
+    """An acquire that failed for its caller is undone, or taken over by the next acquire of the same lock."""
     with FaultyProxy(redis_server.port) as proxy:
         lock, other = Lock(name, store=through(proxy, 1.0)), Lock(name, store=redis_server.patient_url)
         assert lock.acquire(timeout=LONG) and lock.release()
@@ -279,17 +281,18 @@ def test_lock_when_no_answer_ever_comes(redis_server: Server, name: str) -> None
         with pytest.raises(StoreUnavailable):
             lock.acquire(timeout=0)
         proxy.swallow_replies = False
-        assert lock.acquire(timeout=LONG), "its own acquisition stands in its way"
+        assert lock.acquire(timeout=LONG), "its own acquisition blocks it"
         assert not other.acquire(timeout=0)
         proxy.swallow_replies = True
-        assert lock.release(), "it was ours until now"
+        assert lock.release(), "it was held until now"
         proxy.swallow_replies = False
         assert other.acquire(timeout=LONG)
         other.release()
         lock.close()
 
 
-async def test_lock_async(redis_server: Server, name: str) -> None:
+async def test_async_lock(redis_server: Server, name: str) -> None:
+    """The same for asyncio; and an acquire that is cancelled leaves the lock free."""
     with FaultyProxy(redis_server.port) as proxy:
         lock = AsyncLock(name, store=through(proxy))
         async with lock:
@@ -309,10 +312,10 @@ async def test_lock_async(redis_server: Server, name: str) -> None:
         await lock.aclose()
 
 
-def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> None:
-    """Ready, leased and retired always make the whole, whatever reply is lost."""
+def test_pool(redis_server: Server, name: str) -> None:
+    """Ready, leased and retired members always add up to all members, whatever reply is lost."""
 
-    def whole() -> int:
+    def members() -> int:
         status = direct.status()
         return status.ready + status.leased + status.retired
 
@@ -325,19 +328,20 @@ def test_pool_members_stay_accounted_for(redis_server: Server, name: str) -> Non
         for leases in range(1, 4):
             lose_one(proxy)
             taken.append(pool.acquire(timeout=0))
-            assert (whole(), direct.status().leased) == (5, leases)
+            assert (members(), direct.status().leased) == (5, leases)
         lose_one(proxy)
         assert taken[0].renew()
         for leases in (2, 1, 0):
             lose_one(proxy)
             assert taken.pop().release(retire=leases == 0)
-            assert (whole(), direct.status().leased) == (5, leases)
+            assert (members(), direct.status().leased) == (5, leases)
         assert direct.status().retired == 1
         assert proxy.truncated == 8
         pool.close()
 
 
-def test_pool_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+def test_pool_without_any_reply(redis_server: Server, name: str) -> None:
+    """A lease that its caller never heard of is settled in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         pool, direct = Pool(name, store=through(proxy, 1.0)), Pool(name, store=redis_server.patient_url)
         answered(lambda: pool.add("a"))
@@ -346,11 +350,12 @@ def test_pool_when_no_answer_ever_comes(redis_server: Server, name: str) -> None
             pool.acquire(timeout=0)
         proxy.swallow_replies = False
         with direct.acquire(timeout=LONG) as leased:
-            assert leased.member == "a", "long before the lease is over"
+            assert leased.member == "a", "long before the lease would end"
         pool.close()
 
 
-async def test_pool_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None:
+async def test_pool_cancelled(redis_server: Server, name: str) -> None:
+    """An acquire that is cancelled before its reply leaves no lease."""
     with FaultyProxy(redis_server.port) as proxy:
         pool, direct = AsyncPool(name, store=through(proxy)), AsyncPool(name, store=redis_server.patient_url)
         await pool.add("a")
@@ -366,8 +371,8 @@ async def test_pool_cancelled_in_mid_acquire(redis_server: Server, name: str) ->
         await pool.aclose()
 
 
-def test_queue_entries_are_neither_lost_nor_doubled(redis_server: Server, name: str) -> None:
-    """Another takes the entry out before the lost call is sent again: it must not come a second time."""
+def test_queue(redis_server: Server, name: str) -> None:
+    """An entry is served once, although every reply to enqueue and to each second dequeue is lost."""
     with FaultyProxy(redis_server.port) as proxy:
         queue, direct = WaitQueue(name, store=through(proxy)), WaitQueue(name, store=redis_server.patient_url)
         assert len(queue) == 0
@@ -384,7 +389,8 @@ def test_queue_entries_are_neither_lost_nor_doubled(redis_server: Server, name: 
         queue.close()
 
 
-def test_queue_when_no_answer_ever_comes(redis_server: Server, name: str) -> None:
+def test_queue_without_any_reply(redis_server: Server, name: str) -> None:
+    """An entry that was taken out by a dequeue that failed is put back."""
     with FaultyProxy(redis_server.port) as proxy:
         queue, direct = WaitQueue(name, store=through(proxy, 1.0)), WaitQueue(name, store=redis_server.patient_url)
         for id in ("a", "b"):
@@ -394,12 +400,13 @@ def test_queue_when_no_answer_ever_comes(redis_server: Server, name: str) -> Non
         with pytest.raises(StoreUnavailable):
             queue.dequeue()
         proxy.swallow_replies = False
-        wait_until(lambda: direct.position("a") == 0, "it is back at its place")
+        wait_until(lambda: direct.position("a") == 0, "the entry is the first again")
         assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["a", "b", None]
         queue.close()
 
 
-async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -> None:
+async def test_queue_cancelled(redis_server: Server, name: str) -> None:
+    """The entry that a cancelled dequeue took out is put back."""
     with FaultyProxy(redis_server.port) as proxy:
         queue, direct = AsyncWaitQueue(name, store=through(proxy)), AsyncWaitQueue(name, store=redis_server.patient_url)
         await direct.enqueue("a")
@@ -414,7 +421,8 @@ async def test_queue_cancelled_in_mid_dequeue(redis_server: Server, name: str) -
         await queue.aclose()
 
 
-async def test_pool_cancelled_in_mid_try(redis_server: Server, name: str) -> None:
+async def test_pool_cancelled_without_waiting(redis_server: Server, name: str) -> None:
+    """The same for an acquire that does not wait."""
     with FaultyProxy(redis_server.port) as proxy:
         pool, direct = AsyncPool(name, store=through(proxy)), AsyncPool(name, store=redis_server.patient_url)
         await pool.add("a")
@@ -430,27 +438,27 @@ async def test_pool_cancelled_in_mid_try(redis_server: Server, name: str) -> Non
 
 
 @pytest.mark.parametrize("cancels", [True, False])
-def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_server: Server, name: str) -> None:
-    """What was under way is undone by a thread: the loop cancels its tasks before they have begun."""
+def test_event_loop_ends(cancels: bool, redis_server: Server, name: str) -> None:
+    """A thread undoes what was under way: the tasks that would do so are cancelled with the loop."""
     direct = Pool(name, store=redis_server.patient_url)
     direct.add("a")
     queue, lock = WaitQueue(name, store=redis_server.patient_url), Lock(name, store=redis_server.patient_url)
     queue.enqueue("first")
     with lock:
-        pass  # the server knows all scripts now
-    others = background._PENDING.copy()  # of other tests, whose servers may be gone
+        pass  # the server knows all scripts from now on
+    others = background._PENDING.copy()  # of other tests
     with FaultyProxy(redis_server.port) as proxy:
 
         async def take() -> None:
             await AsyncPool(name, store=through(proxy)).acquire(timeout=LONG)
 
-        async def end_amid(work: Any) -> None:
+        async def end_during(work: Any) -> None:
             before, proxy.hold_back = proxy.held_back, 30.0
             task = asyncio.ensure_future(work())
-            await until_async(lambda: proxy.held_back > before)  # the server has done it, and nobody here knows
+            await until_async(lambda: proxy.held_back > before)  # the server has run it, and this process has no reply
             if cancels:
                 task.cancel()
-                await task  # else the loop does so while it ends
+                await task  # else the loop cancels it when it ends
 
         for work in (
             AsyncLock(name, store=through(proxy)).acquire,
@@ -458,7 +466,7 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
             AsyncWaitQueue(name, store=through(proxy)).dequeue,
         ):
             with pytest.raises(asyncio.CancelledError) if cancels else nullcontext():
-                asyncio.run(end_amid(work))
+                asyncio.run(end_during(work))
             until(lambda: background._PENDING <= others)
         assert lock.acquire(timeout=LONG)
         assert direct.acquire(timeout=LONG).member == "a"
@@ -466,7 +474,8 @@ def test_an_event_loop_that_ends_leaves_nothing_behind(cancels: bool, redis_serv
         lock.release()
 
 
-def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Server, name: str) -> None:
+def test_event_loop_stops(redis_server: Server, name: str) -> None:
+    """A thread undoes what was under way in an event loop that does not run any more."""
     with FaultyProxy(redis_server.port) as proxy:
         lock, loop = AsyncLock(name, store=through(proxy, 3.0)), asyncio.new_event_loop()
 
@@ -474,9 +483,9 @@ def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Ser
             async with lock:
                 pass
 
-        async def stop_amid() -> None:
+        async def stop_during() -> None:
             task = asyncio.create_task(lock.acquire())
-            while not client.exists(f"lock:{{{name}}}"):  # noqa: ASYNC110  # it is another process that knows
+            while not client.exists(f"lock:{{{name}}}"):  # noqa: ASYNC110  # Redis has no event for it
                 await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -484,7 +493,7 @@ def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Ser
         client = redis_server.client()
         loop.run_until_complete(warm_up())
         proxy.delay = 30.0
-        loop.run_until_complete(stop_amid())
+        loop.run_until_complete(stop_during())
         proxy.delay = 0.0
         assert Lock(name, store=redis_server.patient_url).acquire(timeout=LONG)
         left = asyncio.all_tasks(loop)
@@ -495,13 +504,13 @@ def test_an_event_loop_that_stands_still_leaves_nothing_behind(redis_server: Ser
         loop.close()
 
 
-# Acquires a lock, is cancelled before it hears of it, and ends; each time when it is told to go on.
+# Acquires a lock, is cancelled before it gets the reply, and ends; before each step it waits for a line of input.
 ENDS = """
 import asyncio, sys
 import redis
 from headgate.coordination import AsyncLock, background
 
-background.AT_EXIT = 20.0  # a busy machine may take longer than usual
+background.AT_EXIT = 20.0  # a busy machine may take longer than 2 seconds
 
 async def main():
     lock = AsyncLock(sys.argv[2], store=sys.argv[1], ttl=300)
@@ -522,14 +531,15 @@ asyncio.run(main())
 """
 
 
-def test_a_process_that_ends_undoes_what_it_began(redis_server: Server, name: str) -> None:
+def test_process_ends(redis_server: Server, name: str) -> None:
+    """A process undoes what was under way before it exits."""
     with FaultyProxy(redis_server.port) as proxy:
         command = [sys.executable, "-c", ENDS, through(proxy), name, str(redis_server.port)]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdin and process.stdout
             assert process.stdout.readline() == "warm\n"
-            proxy.delay = 30.0  # longer than the test takes: it never hears of it
+            proxy.delay = 30.0  # longer than the test takes: the reply never comes
             print(file=process.stdin, flush=True)
             assert process.stdout.readline() == "cancelled\n"
             proxy.delay = 0.0
@@ -538,10 +548,11 @@ def test_a_process_that_ends_undoes_what_it_began(redis_server: Server, name: st
         finally:
             process.kill()
             process.communicate()
-        assert Lock(name, store=redis_server.patient_url).acquire(timeout=0), "it would be held by nobody for its TTL"
+        assert Lock(name, store=redis_server.patient_url).acquire(timeout=0), "the lock is still held for its TTL"
 
 
-def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: Server) -> None:
+def test_undo_keeps_the_ttl(redis_server: Server) -> None:
+    """The key of a line that was empty meanwhile lives as long as the entry that was put back."""
     twins = Twins(QUEUE, redis_server)
     line = QUEUE.keys(twins.name)[0]
     twins.step("enqueue", "1", "a", 3600 * SECOND, 0, 0)
@@ -551,7 +562,7 @@ def test_what_is_put_back_into_the_queue_stays_as_long_as_before(redis_server: S
     twins.close()
 
 
-# What is asked, and its answer; then others go on; then the first request comes once more, late, and changes nothing.
+# Operations and the start of each reply. Earlier operations come again, late, and change nothing.
 Row = tuple[tuple[Any, ...], list[Any]]
 LATE: dict[str, list[Row]] = {
     "lock": [
@@ -588,7 +599,8 @@ LATE: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("tool", LATE)
-def test_a_request_that_comes_late(tool: str, redis_server: Server) -> None:
+def test_late_request(tool: str, redis_server: Server) -> None:
+    """A request that was delayed in the network, and arrives when other callers have gone on, changes nothing."""
     twins = (LockTwins if tool == "lock" else Twins)(MACHINES[tool], redis_server)
     for (op, *arguments), expected in LATE[tool]:
         twins.clock.advance(0.1)
@@ -596,19 +608,20 @@ def test_a_request_that_comes_late(tool: str, redis_server: Server) -> None:
     twins.close()
 
 
-# A dequeue whose answer nobody heard is undone. Whatever happened meanwhile: once at most, and not if it was cancelled.
+# A dequeue whose reply was lost is undone. Whatever happened meanwhile, the entry is served at most once more, and not
+# at all if it was cancelled.
 BEAT = 5 * SECOND
 IN_LINE: list[Row] = [(("enqueue", "1", "a", 60 * SECOND, 0, BEAT), [0]), (("dequeue", "2", "", SECOND, 0, 0), ["a"])]
-UNHEARD: dict[str, list[Row]] = {
-    "whoever waited was told": [
+UNDONE: dict[str, list[Row]] = {
+    "the waiter learned that it was served": [
         (("status", "", "a", SECOND, 0, BEAT), ["served"]),
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
-        ((6.0,), []),  # it says no longer that it is there
+        ((6.0,), []),  # the waiter sends no more heartbeats
         (("dequeue", "3", "", SECOND, 0, 0), ["a"]),
         (("dequeue", "4", "", SECOND, 0, 0), [""]),
     ],
-    "whoever waited died": [
-        (("status", "", "a", SECOND, 0, 0), ["served"]),  # that was somebody who only looks
+    "the waiter died": [
+        (("status", "", "a", SECOND, 0, 0), ["served"]),  # not from the waiter: without a heartbeat
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
         ((6.0,), []),
         (("dequeue", "3", "", SECOND, 0, 0), [""]),
@@ -618,13 +631,13 @@ UNHEARD: dict[str, list[Row]] = {
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
         (("size", "", "", SECOND, 0, 0), [0]),
     ],
-    "came again": [
+    "enqueued again": [
         (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
         (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
         (("dequeue", "5", "", SECOND, 0, 0), [""]),
     ],
-    "came again, and another has it": [
+    "enqueued again and served": [
         (("enqueue", "3", "a", 60 * SECOND, 0, 0), [0]),
         (("dequeue", "4", "", SECOND, 0, 0), ["a"]),
         (("undo", "2", "", SECOND, 0, BEAT), [1]),
@@ -633,10 +646,11 @@ UNHEARD: dict[str, list[Row]] = {
 }
 
 
-@pytest.mark.parametrize("story", UNHEARD)
-def test_a_dequeue_that_nobody_heard(story: str, redis_server: Server) -> None:
+@pytest.mark.parametrize("case", UNDONE)
+def test_undone_dequeue(case: str, redis_server: Server) -> None:
+    """Each case of UNDONE."""
     twins = Twins(QUEUE, redis_server)
-    for (op, *arguments), expected in [*IN_LINE, *UNHEARD[story]]:
+    for (op, *arguments), expected in [*IN_LINE, *UNDONE[case]]:
         if isinstance(op, float):
             twins.clock.advance(op)
         else:
@@ -644,8 +658,8 @@ def test_a_dequeue_that_nobody_heard(story: str, redis_server: Server) -> None:
     twins.close()
 
 
-def test_who_is_taken_out_and_not_heard_of_is_taken_out_by_the_same_call(redis_server: Server, name: str) -> None:
-    """A dequeue that may wait asks for its own answer, so that nobody is passed."""
+def test_dequeue_repeats_its_call(redis_server: Server, name: str) -> None:
+    """A dequeue that may wait sends the same call again, and gets the entry that it took out."""
     with FaultyProxy(redis_server.port) as proxy, ThreadPoolExecutor() as threads:
         queue, direct = WaitQueue(name, store=through(proxy, 0.5)), WaitQueue(name, store=redis_server.patient_url)
         assert answered(lambda: len(queue)) == 0
@@ -653,7 +667,7 @@ def test_who_is_taken_out_and_not_heard_of_is_taken_out_by_the_same_call(redis_s
             direct.enqueue(id)
         proxy.swallow_replies = True
         taken = threads.submit(queue.dequeue, LONG)
-        wait_until(lambda: len(direct) == 2, "the first is out")
+        wait_until(lambda: len(direct) == 2, "the first entry is taken out")
         proxy.swallow_replies = False
         assert taken.result() == "a"
         assert [direct.dequeue(), direct.dequeue(), direct.dequeue()] == ["b", "c", None]

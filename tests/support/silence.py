@@ -1,4 +1,4 @@
-"""Time-outs are short where a test waits for silence; but a machine may stand still for as long."""
+"""Calls with a short time-out, which a busy machine may exceed although Redis answers."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def answered(call: Callable[[], T]) -> T:
-    """What *call* gives as soon as Redis answers it in time."""
+    """The result of *call*, which is repeated until Redis answers in time."""
     until = time.monotonic() + 20
     while True:
         try:
             return call()
         except StoreUnavailable:
-            assert time.monotonic() < until, "no answer ever comes"
+            assert time.monotonic() < until, "no reply in 20 seconds"

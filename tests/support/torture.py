@@ -1,14 +1,14 @@
-"""The lock under torture: processes that are killed, or stopped for longer than the TTL, and a register with a fence.
+"""A lock whose holders are killed, or stopped for longer than its TTL, and a register that checks fences.
 
     python -m tests.support.torture --processes 20 --seconds 30
 
-Each process takes the lock, writes to the register a few times with its fence, and gives the lock back; half of the
-times it looks first whether the lock is still its own. The register refuses a fence smaller than one it has seen. It is
-mostly holders that are killed and stopped. What must hold:
+Each process acquires the lock, writes to the register a few times with its fence, and releases the lock. Before half
+of the writes it checks `lock.held`. The register refuses a smaller fence than it has seen. Most of the processes that
+are killed or stopped hold the lock. What must be true:
 
-* no fence is used by two processes
-* a process that looked, and was neither stopped nor starved between, writes nothing stale
-* whatever is killed or stopped, somebody has the lock again within a TTL
+* no two processes have the same fence
+* a process that checked `lock.held`, and was neither stopped nor starved since, makes no stale write
+* after a process was killed or stopped, another has the lock within a TTL
 """
 
 import argparse
@@ -28,8 +28,8 @@ from tests.support.servers import KINDS, Server
 
 ROOT = Path(__file__).parent.parent.parent
 TTL = 1.0
-SLACK = 0.5  # seconds that a busy machine may take to say that it acquired it
-STARVED = 0.02  # seconds between a look at the lock and the end of the write after it, beyond which nothing is sure
+SLACK = 0.5  # seconds that a process on a busy machine may take to report an acquisition
+STARVED = 0.02  # seconds from a check of the lock to the end of the write; after longer ones the lock may be lost
 
 WORKER = """
 import json, random, sys, time
@@ -69,11 +69,11 @@ while True:
 
 @dataclass
 class Outcome:
-    """What was seen."""
+    """What the processes and the register reported."""
 
     acquisitions: int
-    careless: int  # stale writes that nobody looked before, refused
-    stale: int  # those that somebody did look before
+    careless: int  # stale writes without a check, refused
+    stale: int  # stale writes after a check, refused
     unexplained: int  # of those, by processes that were neither stopped nor starved
     shared: int  # fences of two processes
     longest_gap: float  # seconds between two acquisitions
@@ -84,7 +84,7 @@ class Outcome:
 
 
 def torture(server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0) -> Outcome:
-    """For so many *seconds*, and until there were *least* acquisitions."""
+    """Run the processes for so many *seconds*, and until there were *least* acquisitions."""
     dice = random.Random(seed)
     serial = iter(range(1_000_000))
     pauses: dict[str, list[tuple[float, float]]] = {}
@@ -169,7 +169,9 @@ def main() -> None:
     server.stop()
     print(f"seed {options.seed}: {outcome}")
     assert outcome.unexplained == outcome.shared == 0 and outcome.fences_grow
-    assert outcome.longest_stuck < TTL + SLACK, "nobody had it for longer than a TTL after its holder was gone"
+    assert outcome.longest_stuck < TTL + SLACK, (
+        "the lock was stuck for longer than a TTL"
+    )
 
 
 if __name__ == "__main__":
