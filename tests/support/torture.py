@@ -169,9 +169,7 @@ def main() -> None:
     server.stop()
     print(f"seed {options.seed}: {outcome}")
     assert outcome.unexplained == outcome.shared == 0 and outcome.fences_grow
-    assert outcome.longest_stuck < TTL + SLACK, (
-        "the lock was stuck for longer than a TTL"
-    )
+    assert outcome.longest_stuck < TTL + SLACK, "the lock was stuck for longer than a TTL"
 
 
 if __name__ == "__main__":

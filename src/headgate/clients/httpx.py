@@ -22,7 +22,8 @@ except ImportError as error:
     raise ImportError("headgate.clients.httpx needs httpx: pip install 'headgate[httpx]'") from error
 
 from headgate.clients.authorize import Authorize, header
-from headgate.clients.retries import PooledSender, Retries
+from headgate.clients.retries import Retries
+from headgate.clients.sender import PooledSender
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import AsyncPool, Pool
 
