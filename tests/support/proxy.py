@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server that counts what travels: round trips, and how much each of them carries."""
+"""A TCP proxy in front of a server that counts round trips, and the keys in each."""
 
 import asyncio
 import re
@@ -7,12 +7,12 @@ from typing import Self
 
 from tests.support.servers import LOGIN, Addressed
 
-CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # and how many keys it has
+CALL = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n[0-9a-f]{40}\r\n\$\d+\r\n(\d+)\r\n")  # the group is its number of keys
 REPLY = re.compile(rb"\*\d+\r\n")  # of the script
 
 
 class Stream:
-    """Bytes one way, in which *pattern* is found once each, however they are cut into pieces."""
+    """The bytes of one direction: finds each match of *pattern* once, in whatever pieces they arrive."""
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self.pattern = pattern
@@ -44,7 +44,7 @@ class Proxy(Addressed):
         self.open = asyncio.Event()
         self.open.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ends: set[asyncio.StreamWriter] = set()  # of all connections that there were
+        self._ends: set[asyncio.StreamWriter] = set()  # of all connections so far
 
     @property
     def bare_url(self) -> str:
@@ -70,15 +70,15 @@ class Proxy(Addressed):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for listening in self._server.sockets:  # a server that is closed loses whom it is about to let in
+        for listening in self._server.sockets:  # a server that closes loses connections that it is accepting
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(5):  # turns of the event loop: they get as far as `_serve`
+        for _ in range(5):  # turns of the event loop: those get as far as `_serve`
             await asyncio.sleep(0)
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for end in self._ends:  # of tasks that had not begun, or whose bytes nobody reads
+        for end in self._ends:  # of tasks that had not begun, or whose client does not read
             end.transport.abort()
         await asyncio.sleep(0)  # a transport closes its socket in the next turn
 

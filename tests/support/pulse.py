@@ -1,27 +1,27 @@
-"""What a machine adds to whatever is timed on it: a busy one makes everybody wait for a turn, or stands still."""
+"""How long a busy machine makes threads wait, so that a test which measures time can allow for it."""
 
 import threading
 import time
 from types import TracebackType
 from typing import Self
 
-BEAT = 0.01  # seconds
-SLACK = 0.25  # seconds that a busy machine may add to any bound, besides what it was seen to add
+BEAT = 0.01  # seconds between measurements
+SLACK = 0.25  # seconds that are allowed in any case
 
 
 class Pulse:
-    """`with Pulse() as pulse: ...`, then allow `pulse.slack` seconds more than whatever was timed in it may take."""
+    """`with Pulse() as pulse: ...`: what was measured in it may take `pulse.slack` seconds more than promised."""
 
     def __init__(self) -> None:
-        self.hiccup = 0.0  # the longest that a thread of this process waited for its turn, in seconds
+        self.hiccup = 0.0  # the longest that a thread of this process was late, in seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._feel, name="pulse")
+        self._thread = threading.Thread(target=self._measure, name="pulse")
 
     @property
     def slack(self) -> float:
         return SLACK + 3 * self.hiccup
 
-    def _feel(self) -> None:
+    def _measure(self) -> None:
         while not self._over.is_set():
             begun = time.monotonic()
             time.sleep(BEAT)

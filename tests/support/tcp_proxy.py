@@ -15,15 +15,16 @@ from tests.support.proxy import Connection, Proxy
 
 
 class FaultyProxy(Proxy):
-    """`with FaultyProxy(port) as proxy`: connect to `proxy.url`, then break what is to be broken.
+    """`with FaultyProxy(port) as proxy`: connect to `proxy.url`, then set one of the faults.
 
-    delay            seconds by which replies come later; those that wait come at once when it is set back
-    swallow_requests nothing reaches the server any more; the connections stay open
-    swallow_replies  the server does what it is asked, and nobody hears of it
-    swallowed        how many requests were
-    truncate         let so many bytes of the next decision through, then reset the connection; then None again
-    hold_back        seconds by which the next decision alone comes later; then 0 again
-    double           the next decision comes twice; then False again
+    delay            seconds by which replies come later; delayed replies come at once when it is set back to 0
+    swallow_requests no request reaches the server; the connections stay open
+    swallow_replies  the server runs each request, and its replies are dropped
+    swallowed        how many requests were swallowed
+    truncate         let so many bytes of the next script's reply through, then reset the connection; then None again
+    hold_back        seconds by which the next script's reply alone comes later; then 0 again
+    double           the next script's reply comes twice; then False again
+    truncated, held_back, doubled   how many replies were
     """
 
     def __init__(self, port: int) -> None:
@@ -100,7 +101,7 @@ class FaultyProxy(Proxy):
                     self.truncated += 1
                     writer.write(data)
                     await writer.drain()
-                    await asyncio.sleep(0.01)  # what was let through is to arrive before the reset
+                    await asyncio.sleep(0.01)  # the bytes must arrive before the reset
                     _reset(writer)
                     return
                 if self.hold_back and seen.under_way:
@@ -118,6 +119,6 @@ class FaultyProxy(Proxy):
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST instead of FIN: as a crash of the other side, or a firewall, would."""
+    """Close with RST instead of FIN, as after a crash of the server, or by a firewall."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
