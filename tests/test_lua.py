@@ -6,8 +6,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from headgate.redis.resp import slot_of
-from headgate.redis.script import LuaScript
+from headgate.redis.script import LuaScript, slot_of
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Server
 

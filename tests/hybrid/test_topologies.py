@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import AsyncHybridLimiter, HybridLimiter
-from headgate.redis.resp import slot_of
+from headgate.redis.script import slot_of
 from tests.support.clocks import until
 from tests.support.clusters import Cluster, Member, Sentinels, slots_of, wait_until
 from tests.support.servers import KINDS

@@ -17,6 +17,7 @@ from headgate.stores.base import LeaseCall
 
 if TYPE_CHECKING:
     from headgate.redis.async_client import AsyncExecutor
+    from headgate.stores.base import AsyncExchange
     from headgate.stores.redis import RedisStore
 
 
@@ -78,7 +79,7 @@ class LastExchanges:
         self._exchange = exchange
         self._executor = executor
 
-    async def __aenter__(self) -> Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None:
+    async def __aenter__(self) -> AsyncExchange | None:
         return partial(self._exchange, self._executor) if self._executor else None
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
 """Calls of scripts on a Redis, from threads and from event loops.
 
 backend.py       one rule of a limiter: what its calls do, and the backends for threads and for asyncio
-script.py        the Lua of a limiter and any other, as bytes; resp.py: the bytes of the protocol
+script.py        the Lua of a limiter, and commands as bytes
 execute.py       how a call is made: breaker, server, retries. A plan that the executors drive
 sync_client.py   SyncExecutor and its connections, for threads
 async_client.py  AsyncExecutor, for an event loop; batching.py: many calls in one round trip

@@ -26,8 +26,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from headgate._plan import arun
 from headgate.redis.breaker import note_connected_at
 from headgate.redis.execute import ScriptRequest, reply_after_asking
-from headgate.redis.resp import pack, text
-from headgate.redis.script import unrefunded
+from headgate.redis.script import pack, text, unrefunded
 from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
 

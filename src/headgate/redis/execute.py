@@ -29,8 +29,7 @@ from redis.exceptions import (
 )
 
 from headgate.redis.breaker import Breaker, probe_intervals
-from headgate.redis.resp import pack
-from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.script import LimiterCall, Script, ScriptCall, pack
 from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_is_ok, topology
 from headgate.redis.url import Address, RedisURL
 

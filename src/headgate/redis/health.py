@@ -13,7 +13,7 @@ from typing import Any
 import redis.exceptions
 from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
 
-from headgate.redis.resp import pack, text
+from headgate.redis.script import pack, text
 from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_is_ok
 from headgate.redis.url import Address
 from headgate.stores.base import Health

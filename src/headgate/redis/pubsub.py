@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from headgate._plan import run
-from headgate.redis.resp import pack, text
+from headgate.redis.script import pack, text
 from headgate.redis.topology import ServerCommand, topology
 from headgate.redis.url import Address, RedisURL
 

@@ -1,4 +1,4 @@
-"""Lua scripts, and the bytes that call them: `LimiterScript` decides for a limiter, `LuaScript` is any other.
+"""Commands as bytes: `LimiterScript` calls the Lua that decides for a limiter, `LuaScript` any other, `pack` the rest.
 
 The frame of a limiter's script is written once: take the server's time, load each quota's state, evaluate all, spend
 from all or from none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``evaluate`` and ``consume``.
@@ -11,6 +11,7 @@ sent and read once. Everything that does not change from call to call is packed 
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 from collections.abc import Sequence
 from time import time_ns
@@ -20,8 +21,37 @@ from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock
 from headgate.decision import Decision, Units, answer
 from headgate.keys import digest, hash_tag, label
-from headgate.redis.resp import pack_arguments, slot_of
 from headgate.rule import Rule
+
+
+def pack(*arguments: str | int) -> bytes:
+    """A whole command as the Redis protocol writes it."""
+    return b"*%d\r\n" % len(arguments) + pack_arguments(*arguments)
+
+
+def pack_arguments(*arguments: str | int) -> bytes:
+    """The arguments of a command, without the count that comes before them."""
+    packed = b""
+    for argument in arguments:
+        encoded = str(argument).encode()
+        packed += b"$%d\r\n%b\r\n" % (len(encoded), encoded)
+    return packed
+
+
+def text(reply: Any) -> str:
+    """A reply as text, whether the connection decodes or not; a reply that is an error is raised."""
+    if isinstance(reply, Exception):
+        raise reply
+    return reply.decode() if isinstance(reply, bytes) else str(reply or "")
+
+
+def slot_of(key: str) -> int:
+    """The Cluster slot of a Redis key: the text between its first braces decides, or else the whole key."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    tag = key[start + 1 : end] if start >= 0 and end > start + 1 else key
+    return binascii.crc_hqx(tag.encode(), 0) % 16384
+
 
 # ARGV: op, time ('' for the server's), number of quotas, their arguments, and then the permits of each check.
 # KEYS: the keys of the first check, one for each quota, then those of the next.

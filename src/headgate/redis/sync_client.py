@@ -31,8 +31,7 @@ from headgate.redis.execute import (
     reply_after_asking,
 )
 from headgate.redis.health import examine
-from headgate.redis.resp import pack
-from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall
+from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall, pack
 from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import ConnectionError, ReadOnlyError, RedisError
 
-from headgate.redis.resp import pack, text
+from headgate.redis.script import pack, text
 from headgate.redis.url import Address, RedisURL
 
 REFRESH_EVERY = 0.1  # seconds at least between two reads of a Cluster's map

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from headgate.coordination.states.machine import Operation, StateMachine
     from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, LeaseRequest, QuotaParams
 
+    AsyncExchange = Callable[[Sequence["LeaseCall"]], Coroutine[Any, Any, list[LeaseReply | str]]]
+
 
 @dataclass(frozen=True, slots=True)
 class StoreHealth:
@@ -126,14 +128,13 @@ class LeaseBackend(Protocol):
         """What turns a client's key into the name of its ledger."""
         ...
 
-    def partition(self, name: str) -> int: ...
+    def partition(self, name: str) -> int:
+        """The partition of a ledger; the same number for all if the store is not partitioned."""
+        ...
+
     def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]: ...
     async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]: ...
-    def last_exchanges(
-        self, timeout: float
-    ) -> AbstractAsyncContextManager[
-        Callable[[Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]] | None
-    ]:
+    def last_exchanges(self, timeout: float) -> AbstractAsyncContextManager[AsyncExchange | None]:
         """`exchange_async` for the end of an event loop, on connections of its own; None if it can have none."""
         ...
 
@@ -171,13 +172,16 @@ class StateBackend(Protocol):
         """Call *heard* with channel and message when another process announces a change, *missed* after a gap."""
         ...
 
-    def listen(self, channel: str) -> None: ...
+    def listen(self, channel: str) -> None:
+        """Add a waiter to *channel*, whose changes are to be heard until its last waiter calls `leave`."""
+        ...
+
     def leave(self, channel: str) -> None: ...
     def close(self) -> None: ...
 
 
 @runtime_checkable
-class StateStore(Protocol):
+class StateStore(Store, Protocol):
     """A store that coordination can use."""
 
     clock: Clock | None
