@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from headgate.service.responses import MAX_PEERS, Delivery
 from tests.service.conftest import Start
 from tests.support.service import API, Service
 
@@ -69,6 +70,33 @@ def test_half_close(start: Start, service: Service, key: str, store: str, redis_
         assert all(found.startswith(b"HTTP/1.1 200") for found in answers)
         assert spent(service, whole) == CLIENTS
     assert "Traceback" not in service.log()
+
+
+def test_answers_of_one_connection(service: Service, key: str) -> None:
+    """The first answer of a connection, which is sent in another way, reads like the later ones."""
+    connection = service.connect()
+    query = {"key": f"{key}-é", "algorithm": "SLIDING_WINDOW"}
+    found = [service.on(connection, "GET", f"{API}/check", query, headers={"X-Request-Id": "r-1"}) for _ in range(3)]
+    connection.close()
+    assert [answer.json["remaining"] for answer in found] == [99, 98, 97]
+    for answer in found:
+        assert answer.status == 200 and answer.json["key"] == query["key"]
+        assert sorted(answer.headers.keys()) == sorted(found[0].headers.keys())
+        assert answer.headers["x-request-id"] == "r-1" and int(answer.headers["content-length"]) == len(answer.body)
+
+
+def test_known_peers() -> None:
+    """A peer is first once, until it has sent nothing for two rotations; their number is bounded."""
+    delivery = Delivery()
+    assert delivery.is_first("a") and "a" in delivery.recent
+    delivery.rotate()
+    assert "a" not in delivery.recent and not delivery.is_first("a"), "an active connection stays known"
+    delivery.rotate()
+    delivery.rotate()
+    assert delivery.is_first("a")
+    for number in range(MAX_PEERS + 10):
+        delivery.is_first(str(number))
+    assert len(delivery.recent) <= MAX_PEERS
 
 
 TWICE = {
