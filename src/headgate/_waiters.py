@@ -100,6 +100,10 @@ class WaiterQueue:
         with self._lock:
             self._places.setdefault(place.key, OrderedDict())[place] = None
 
+    def is_empty(self, key: str) -> bool:
+        """Whether *key* has no line."""
+        return key not in self._places
+
     def is_first(self, place: Waiter) -> bool:
         with self._lock:
             return self._first(place.key) is place
