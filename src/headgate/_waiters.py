@@ -96,9 +96,13 @@ class WaiterQueue:
         self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
         self._places: dict[str, OrderedDict[Waiter, None]] = {}
 
-    def join(self, place: Waiter) -> None:
+    def join(self, place: Waiter, at_front: bool = False) -> None:
+        """Join the end of the line, or its front: for a caller that came when there was none."""
         with self._lock:
-            self._places.setdefault(place.key, OrderedDict())[place] = None
+            places = self._places.setdefault(place.key, OrderedDict())
+            places[place] = None
+            if at_front:
+                places.move_to_end(place, last=False)
 
     def is_empty(self, key: str) -> bool:
         """Whether *key* has no line."""

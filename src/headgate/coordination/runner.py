@@ -43,7 +43,7 @@ class Ticket:
     The line refers to its *waiter* and not to the ticket itself, so that a dropped ticket can leave the line.
     """
 
-    _joined = _listens = False
+    at_front = _joined = _listens = False
 
     def __init__(self, runner: Runner, waiter: Waiter, event: Any) -> None:
         self.runner = runner
@@ -52,7 +52,7 @@ class Ticket:
 
     def __enter__(self) -> None:
         self._joined = True
-        self.runner.backend.waiters.join(self.waiter)
+        self.runner.backend.waiters.join(self.waiter, self.at_front)
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
@@ -96,7 +96,8 @@ def wait_in_line(
     clock, waiters, asking = runner.clock, runner.backend.waiters, runner.backend.asking
     problem: StoreUnavailable | None = None  # of the last attempt
     has_time = until is None or clock.now() < until
-    if not has_time or (waiters.is_empty(runner.channel) and runner.channel not in asking):
+    no_line = waiters.is_empty(runner.channel) and runner.channel not in asking
+    if no_line or not has_time:
         try:
             asking.add(runner.channel)
             result, _ = yield from attempt()
@@ -109,6 +110,7 @@ def wait_in_line(
         finally:
             asking.discard(runner.channel)
     ticket, asked = new_ticket(), False
+    ticket.at_front = no_line  # callers that came while this one asked are behind it
     with ticket:
         while True:
             pause: float | None = None  # until this caller is first
