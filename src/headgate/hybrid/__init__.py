@@ -2,9 +2,9 @@
 
 limiter.py          HybridLimiter, AsyncHybridLimiter, and the Stats that their stats() gives
 backend.py          their backends: how a caller waits for Redis, in a thread or in a task
-table.py            decisions that need no round trip: from a lease, or a denial. The hot path
+table.py            every decision: from a lease without a round trip (the hot path), or from a reply
 fallback_policy.py  whether Redis answers, and what callers get while it does not
-limiter_leases.py   one limiter's leases and waiters, what waiters are told, what is given back
+limiter_leases.py   one limiter's leases: its waiting callers, and what is given back
 manager.py          what to tell Redis next about all leases of a process; schedule.py: when, and what goes back
 drivers.py          the thread, or the task of an event loop, that sends it
 protocol.py         the messages between a process and Redis

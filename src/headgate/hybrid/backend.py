@@ -163,9 +163,6 @@ class TimedHybridBackend:
         self.clock = backend.clock
         self._backend = backend
         self._timeout = timeout
-        self.refund = backend.refund  # never waits
-        self.store_health = backend.store_health
-        self.within = backend.within
 
     def try_acquire(self, key: str, permits: int = 1) -> Decision:
         decision: Decision = self._backend.try_acquire(key, permits, self._timeout)
@@ -174,8 +171,17 @@ class TimedHybridBackend:
     def peek(self, key: str, permits: int = 1) -> Decision:
         return self._backend.peek(key, permits, self._timeout)
 
+    def refund(self, key: str, permits: int = 1) -> bool:
+        return self._backend.refund(key, permits)  # never waits
+
     def reset(self, key: str) -> bool:
         return self._backend.reset(key, self._timeout)
+
+    def store_health(self) -> StoreHealth:
+        return self._backend.store_health()
+
+    def within(self, seconds: float) -> TimedHybridBackend:
+        return TimedHybridBackend(self._backend, seconds)
 
 
 class EventLoopLeases(LimiterLeases):

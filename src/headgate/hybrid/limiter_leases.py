@@ -1,4 +1,4 @@
-"""One limiter's leases, and the callers that wait for Redis: their queue, their answers, and what goes back."""
+"""One limiter's leases beyond the local decision: waiting callers, the policy's answers, and what goes back."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headgate.decision import Decision, answer, decision
+from headgate.decision import Decision, decision
 from headgate.hybrid.lease import SECOND, Lease
-from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, time_until_room
-from headgate.hybrid.table import LeaseTable, reset_units, window_left
+from headgate.hybrid.protocol import AccuracyProfile
+from headgate.hybrid.table import LeaseTable
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import StoreHealth
 
 if TYPE_CHECKING:
     from headgate.hybrid.manager import LeaseManager
-
-RECALL_US = 1_000_000  # a denied caller retries after this time if other processes hold what it needs
 
 
 class LeaseWaiter:
@@ -273,51 +271,6 @@ class LimiterLeases(LeaseTable):
         """Add to the counters what *lease* spent and denied since the last time."""
         self.spent += (lease.counted_balance - lease.balance) // self.cost
         self.denied += lease.denied // self.cost
-
-    # ------------------------------------------------------------------------------------------------ answers
-
-    def decide_waiter(self, lease: Lease, reply: LeaseReply, permits: int, allowed: bool, now: int) -> Decision:
-        """The answer to a caller that waited for *reply*."""
-        params = self.params
-        total = reply.free + lease.balance
-        if allowed:
-            spare = max(total, 0)
-            return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
-        price = permits * params.cost
-        spare = max(min(total, price - 1), 0)
-        until = (
-            lease.deny_until + lease.deny_extension if price >= lease.deny_from else 0
-        )  # other callers are told this
-        wait = -((now - until) // 1000)
-        if params.period:
-            wait = max(wait, self._window_room_in(reply, permits, lease.balance // params.cost))
-            lease.note_retry(now, now + wait * 1000, permits > 1)
-            return answer(False, self.units, spare, max(window_left(self, lease, now), wait), wait)
-        missing = max(price - total, wait * params.rate)
-        if permits > 1 and price > params.room - reply.others * params.cost:
-            missing = max(missing, RECALL_US * params.rate)  # no refill is enough: others have to give back first
-        lease.note_retry(now, now + -(-missing // params.rate) * 1000, permits > 1)
-        return answer(False, self.units, spare, max(params.room - spare, missing), missing)
-
-    def decide_peek(self, lease: Lease, reply: LeaseReply, permits: int, now: int) -> Decision:
-        """The answer to a peek, or how things stand after a reset."""
-        params = self.params
-        total = reply.free + (lease.balance if now < lease.expires else 0)
-        spare = max(total, 0)
-        ends = reply.ends + (params.period if params.kind == "counter" else 0)
-        price = permits * params.cost
-        after = spare - price
-        if after >= 0:
-            return answer(True, self.units, after, ends if params.period else params.room - after, 0)
-        wait = self._window_room_in(reply, permits, reply.out) if params.period else price - total
-        return answer(False, self.units, spare, max(ends if params.period else params.room - spare, wait), wait)
-
-    def _window_room_in(self, reply: LeaseReply, permits: int, own: int) -> int:
-        """Microseconds until a window has room for *permits*, if no process spends any or gives any back."""
-        if self.params.kind == "fixed":
-            return reply.ends
-        elapsed = self.params.period - reply.ends
-        return time_until_room(self.params, elapsed, reply.current, reply.previous, permits, own)
 
     def store_health(self) -> StoreHealth:
         health, error = self.health, self.health.current_error(self.read_clock())

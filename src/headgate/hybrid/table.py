@@ -1,7 +1,7 @@
-"""The leases of one limiter in this process, by key, and every decision that needs no round trip.
+"""The leases of one limiter in this process, by key, and all its decisions: from a lease, or from a reply of Redis.
 
-`try_acquire` is the hot path: no I/O, and no lock where it is compiled. A call that cannot be decided here goes on to
-`ask_redis`, which the subclasses implement for threads and for event loops.
+`try_acquire` is the hot path: no I/O, and no lock where it is compiled. A call that the lease cannot decide goes on to
+`ask_redis`, which the subclasses implement for threads and for event loops; `decide_waiter` makes its answer then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headgate.algorithms.algorithm import multiply
 from headgate.decision import Decision, QuickDecision, QuickDenial, Units, answer
 from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
 from headgate.hybrid.lease import Lease
-from headgate.hybrid.protocol import QuotaParams, quota_params, time_until_room
+from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_room
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 
@@ -29,6 +29,8 @@ COMPILED: Final = not isinstance(answer, FunctionType)
 LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
+
+RECALL_US: Final = 1_000_000  # a denied caller retries after this time if other processes hold what it needs
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -147,6 +149,41 @@ class LeaseTable:
             lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
             return lease.refund == 0
 
+    def decide_waiter(self, lease: Lease, reply: LeaseReply, permits: int, allowed: bool, now: int) -> Decision:
+        """The answer to a caller that waited for *reply*."""
+        params = self.params
+        total = reply.free + lease.balance
+        if allowed:
+            spare = max(total, 0)
+            return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
+        price = permits * params.cost
+        spare = max(min(total, price - 1), 0)
+        # no sooner than callers that are denied without a trip are told to retry
+        until = lease.deny_until + lease.deny_extension if price >= lease.deny_from else 0
+        wait = -((now - until) // 1000)
+        if params.period:
+            wait = max(wait, window_room_in(self, reply, permits, lease.balance // params.cost))
+            lease.note_retry(now, now + wait * 1000, permits > 1)
+            return answer(False, self.units, spare, max(window_left(self, lease, now), wait), wait)
+        missing = max(price - total, wait * params.rate)
+        if permits > 1 and price > params.room - reply.others * params.cost:
+            missing = max(missing, RECALL_US * params.rate)  # no refill is enough: others have to give back first
+        lease.note_retry(now, now + -(-missing // params.rate) * 1000, permits > 1)
+        return answer(False, self.units, spare, max(params.room - spare, missing), missing)
+
+    def decide_peek(self, lease: Lease, reply: LeaseReply, permits: int, now: int) -> Decision:
+        """The answer to a peek, or how things stand after a reset."""
+        params = self.params
+        total = reply.free + (lease.balance if now < lease.expires else 0)
+        spare = max(total, 0)
+        ends = reply.ends + (params.period if params.kind == "counter" else 0)
+        price = permits * params.cost
+        after = spare - price
+        if after >= 0:
+            return answer(True, self.units, after, ends if params.period else params.room - after, 0)
+        wait = window_room_in(self, reply, permits, reply.out) if params.period else price - total
+        return answer(False, self.units, spare, max(ends if params.period else params.room - spare, wait), wait)
+
 
 # Functions, because a compiled class with interpreted subclasses calls its own methods through Python.
 
@@ -201,3 +238,11 @@ def window_left(table: LeaseTable, lease: Lease, now: int) -> int:
     if left < 0:
         left = 0
     return left + table.period if table.counter else left
+
+
+def window_room_in(table: LeaseTable, reply: LeaseReply, permits: int, own: int) -> int:
+    """Microseconds until a window has room for *permits*, if no process spends any or gives any back."""
+    if table.params.kind == "fixed":
+        return reply.ends
+    elapsed = table.params.period - reply.ends
+    return time_until_room(table.params, elapsed, reply.current, reply.previous, permits, own)
