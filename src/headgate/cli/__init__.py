@@ -41,9 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ImportError as error:
         sys.exit(f"headgate: {error}")
     except BrokenPipeError:  # headgate config schema | head
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python would flush again at exit, and print an error
+        # Python would flush standard output again at exit, and print an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(BROKEN_PIPE)
 
 

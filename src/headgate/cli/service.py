@@ -36,9 +36,8 @@ def add_serve(commands: Any) -> None:
 
 def serve(options: argparse.Namespace) -> int:
     if hasattr(signal, "SIGHUP"):
-        signal.signal(
-            signal.SIGHUP, signal.SIG_IGN
-        )  # its default action ends the process; the service sets its own handler
+        # the default action ends the process; the service sets a handler of its own later
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from headgate.service.files import sources
     from headgate.service.server import serve as run_service
     from headgate.service.settings import BadFile
