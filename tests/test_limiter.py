@@ -36,7 +36,7 @@ def test_what_it_shows() -> None:
     hybrid = HybridLimiter("5/second", store="redis://me:secret@localhost:1")
     for shown in (repr(limiter), repr(hybrid), repr(RedisStore("redis://:secret@localhost"))):
         assert "secret" not in shown
-    assert repr(limiter.within(1.0)) == repr(limiter)
+    assert repr(limiter.with_timeout(1.0)) == repr(limiter)
 
 
 def test_what_a_clock_shows() -> None:

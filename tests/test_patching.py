@@ -1,5 +1,6 @@
 """People replace limiters in their tests: what docs/testing.md says about that is so."""
 
+import copy
 from unittest import mock
 
 import pytest
@@ -19,10 +20,42 @@ def test_a_limiter_made_while_its_class_is_patched_is_patched() -> None:
     with mock.patch.object(Limiter, "try_acquire", autospec=True, return_value="mocked"):
         limiter = Limiter("1/hour")
         assert limiter.try_acquire("k") == "mocked"
-        assert limiter.within(1.0).try_acquire("k") == "mocked"
+        assert limiter.with_timeout(1.0).try_acquire("k") == "mocked"
         with limiter.limit("k") as decision:
             assert decision == "mocked"
     assert limiter.try_acquire("k")
+
+
+def test_limiters_that_exist_are_patched_with_their_class() -> None:
+    """A patch of the class reaches every limiter, also one that was made before."""
+    limiter = Limiter("1/hour")
+    with mock.patch.object(Limiter, "try_acquire", autospec=True, return_value="mocked"):
+        assert limiter.try_acquire("k") == "mocked"
+        assert limiter.with_timeout(1.0).try_acquire("k") == "mocked"
+    assert limiter.try_acquire("k")
+    assert not limiter.try_acquire("k")
+
+
+async def test_async_limiters_that_exist_are_patched_with_their_class() -> None:
+    """The same for `AsyncLimiter`."""
+    limiter = AsyncLimiter("1/hour")
+    with mock.patch.object(AsyncLimiter, "try_acquire", return_value="mocked"):
+        assert await limiter.try_acquire("k") == "mocked"
+    assert await limiter.try_acquire("k")
+
+
+def test_a_copy_is_the_same_limiter() -> None:
+    """`copy.copy` gives a limiter with the same state."""
+    limiter = Limiter("1/hour")
+    assert copy.copy(limiter).try_acquire("k")
+    assert not limiter.try_acquire("k")
+
+
+def test_within_is_with_timeout() -> None:
+    """The older name still works."""
+    limiter = Limiter("1/hour")
+    assert limiter.within(1.0).try_acquire("k")
+    assert not limiter.with_timeout(1.0).try_acquire("k")
 
 
 async def test_the_same_for_an_async_limiter() -> None:

@@ -88,7 +88,7 @@ def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redi
 
         stays = threading.Thread(target=limiter.acquire, args=("k", 1, 50))
         stays.start()
-        until(lambda: limiter._line._places)
+        until(lambda: limiter._waiters._queues)
 
         def acquire() -> object:
             limiter.refund("k", 5)

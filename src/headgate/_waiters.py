@@ -1,7 +1,7 @@
-"""Waiting for permits: in line, first come first served, and never asking more often than the answer says.
+"""Waiting for permits: first come, first served, and never asking more often than the answer says.
 
-Only the first of a key's line asks the store; it sleeps for the `retry_after` of the refusal and asks again. The
-others sleep until they are first. Whoever leaves, served or not, wakes the next.
+Each key has a queue of waiters. Only the first waiter asks the store; it sleeps for the `retry_after` of the denial and
+asks again. The others sleep until they are first. A waiter that leaves, served or not, wakes the next one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SignalSafeEvent(threading.Event):
 
 
 class WaiterRequest(enum.Enum):
-    """What a waiter asks of its limiter. A number of seconds, or None for ever, is a wish to sleep."""
+    """What a waiter asks of its limiter. A number of seconds asks it to sleep so long, None until it is woken."""
 
     TAKE = "take"
     PEEK = "peek"
@@ -73,9 +73,9 @@ Wait = Generator[WaiterRequest | float | None, Decision, Decision]
 
 
 class Waiter:
-    """A place in a line. *wake* ends the sleep of whoever holds it; it is called from any thread.
+    """A thread or a task that waits for *key*. *wake* ends its sleep, and may be called from any thread.
 
-    *runs* says if whoever holds it can act: one in an event loop that stands still must not stop the others.
+    *runs* tells whether the waiter can act: a task in an event loop that is stopped must not hold up the others.
     """
 
     def __init__(self, key: str, wake: Callable[[], object], runs: Callable[[], bool] | None = None) -> None:
@@ -85,110 +85,103 @@ class Waiter:
 
 
 class WaiterQueue:
-    """Who waits for which key. One for each limiter."""
+    """The waiters of one limiter, in a queue for each key."""
 
     def __init__(self) -> None:
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Nobody stands here: those who wait do so in the parent, and nobody in the child could get past them."""
-        self._lock = threading.RLock()  # who waits no longer may leave in a garbage collection, while we hold it
-        self._places: dict[str, OrderedDict[Waiter, None]] = {}
+        """Start empty in the child of a fork: the waiters are threads of the parent and would never leave."""
+        self._lock = threading.RLock()  # reentrant: a garbage collection under the lock may make a waiter leave
+        self._queues: dict[str, OrderedDict[Waiter, None]] = {}
 
-    def join(self, place: Waiter, at_front: bool = False) -> None:
-        """Join the end of the line, or its front: for a caller that came when there was none."""
+    def join(self, waiter: Waiter) -> None:
         with self._lock:
-            places = self._places.setdefault(place.key, OrderedDict())
-            places[place] = None
-            if at_front:
-                places.move_to_end(place, last=False)
+            self._queues.setdefault(waiter.key, OrderedDict())[waiter] = None
 
-    def is_empty(self, key: str) -> bool:
-        """Whether *key* has no line."""
-        return key not in self._places
-
-    def is_first(self, place: Waiter) -> bool:
+    def is_first(self, waiter: Waiter) -> bool:
         with self._lock:
-            return self._first(place.key) is place
+            return self._first(waiter.key) is waiter
 
-    def leave(self, place: Waiter) -> None:
-        """Leave, or go on leaving: a signal may have come in between."""
+    def leave(self, waiter: Waiter) -> None:
+        """Leave the queue. May be called twice: a signal may have interrupted the first call."""
         with self._lock:
-            places = self._places.get(place.key, OrderedDict())
-            places.pop(place, None)
-            if not places:
-                self._places.pop(place.key, None)
-        self.wake(place.key)
+            queue = self._queues.get(waiter.key, OrderedDict())
+            queue.pop(waiter, None)
+            if not queue:
+                self._queues.pop(waiter.key, None)
+        self.wake(waiter.key)
 
     def wake(self, key: str) -> None:
-        """Let the first of *key*'s line ask again: something may have changed."""
+        """Let the first waiter for *key* ask again: something may have changed."""
         with self._lock:
             first = self._first(key)
         if first:
             first.wake()
 
     def wake_all(self) -> None:
-        """Let the first of every line ask again."""
+        """Let the first waiter of every key ask again."""
         with self._lock:
-            keys = list(self._places)
+            keys = list(self._queues)
         for key in keys:
             self.wake(key)
 
     def _first(self, key: str) -> Waiter | None:
-        for place in self._places.get(key, ()):
-            if place.runs is None or place.runs():
-                return place
+        for waiter in self._queues.get(key, ()):
+            if waiter.runs is None or waiter.runs():
+                return waiter
         return None
 
 
 class Queued:
-    """A stay in line. It ends with whoever stays, even where a signal came on the way in or out: all would wait on."""
+    """Context manager for a place in a queue; the waiter leaves it even if a signal interrupts `with` itself."""
 
     _joined = False
 
-    def __init__(self, line: WaiterQueue, place: Waiter) -> None:
-        self._line = line
-        self._place = place
+    def __init__(self, queue: WaiterQueue, waiter: Waiter) -> None:
+        self._queue = queue
+        self._waiter = waiter
 
     def __enter__(self) -> None:
         self._joined = True
-        self._line.join(self._place)
+        self._queue.join(self._waiter)
 
     def __exit__(self, *_: object) -> None:
-        self._line.leave(self._place)
+        self._queue.leave(self._waiter)
         self._joined = False
 
     def __del__(self) -> None:
         if self._joined:
-            self._line.leave(self._place)
+            self._queue.leave(self._waiter)
 
 
-def acquire(line: WaiterQueue, place: Waiter, clock: Clock, timeout: float | None) -> Wait:
+def acquire(queue: WaiterQueue, waiter: Waiter, clock: Clock, timeout: float | None) -> Wait:
     """Wait until the permits are granted; raise `RateLimited` once *timeout* seconds have passed."""
     deadline = None if timeout is None else clock.now() + round(timeout * MICROSECONDS)
-    refusal, asked_at, pause = None, 0, None
-    with Queued(line, place):
+    denial, asked_at, pause = None, 0, None
+    with Queued(queue, waiter):
         while True:
-            if line.is_first(place):
-                refusal = yield WaiterRequest.TAKE
-                if refusal.allowed:
-                    return refusal
-                asked_at, pause = clock.now(), refusal.retry_us
+            if queue.is_first(waiter):
+                denial = yield WaiterRequest.TAKE
+                if denial.allowed:
+                    return denial
+                asked_at, pause = clock.now(), denial.retry_us
             if deadline is not None:
                 left = deadline - clock.now()
                 if left <= 0:
-                    if refusal is None:  # never got to the front
-                        refusal, asked_at = (yield WaiterRequest.PEEK), clock.now()
-                    raise RateLimited(place.key, _aged(refusal, clock.now() - asked_at))
+                    if denial is None:  # the waiter was never first
+                        denial, asked_at = (yield WaiterRequest.PEEK), clock.now()
+                    raise RateLimited(waiter.key, _aged(denial, clock.now() - asked_at))
                 pause = left if pause is None else min(pause, left)
             yield None if pause is None else pause / MICROSECONDS
 
 
 def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:
-    """Pour into the bucket now, sleep until what was in it before has run out.
+    """Pour into the bucket now, and sleep until the water of earlier calls has run out.
 
-    The place of one who is cancelled stays empty: to give it back would start somebody new together with the next.
+    A caller that is cancelled while it sleeps keeps its place: a refund would let a new call start together with the
+    next one.
     """
     patience = None if timeout is None else round(timeout * MICROSECONDS)
     quota = rule.quotas[0]
@@ -206,7 +199,7 @@ def pace(rule: Rule, key: str, permits: int, timeout: float | None) -> Wait:
     return answer
 
 
-def _aged(refusal: Decision, by: int) -> Decision:
-    """The refusal as it would read *by* microseconds later. At least one is left to wait: it was not allowed."""
-    retry, reset = max(refusal.retry_us - by, 1), max(refusal.reset_us - by, 1)
-    return decision(False, refusal.limit, refusal.remaining, reset, retry, refusal.degraded)
+def _aged(denial: Decision, by: int) -> Decision:
+    """The denial as it would read *by* microseconds later; at least one microsecond is left to wait."""
+    retry, reset = max(denial.retry_us - by, 1), max(denial.reset_us - by, 1)
+    return decision(False, denial.limit, denial.remaining, reset, retry, denial.degraded)

@@ -1,16 +1,19 @@
-"""The answer to one check.
+"""The answer to one check, and the call that asks for it.
 
-A limiter decides in whole numbers of its own units and a `Decision` keeps them: permits and seconds are worked
-out when somebody reads them. Most callers only ask whether they may go on, and that answer must cost nothing more.
+A limiter decides in whole numbers of its own units and a `Decision` keeps them: permits and seconds are worked out
+when a caller reads them. Most callers only ask whether they may go on, and that answer must cost nothing more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar, Final, Never
+from typing import Any, Final, Generic, Never, TypeVar
 
 from headgate._mypyc import mypyc_attr
+
+Key = TypeVar("Key")
+Permits = TypeVar("Permits")
 
 
 class Units:
@@ -34,20 +37,18 @@ class Decision:
     limit        the capacity that was asked: ``burst`` if the quota has one, else its limit
     remaining    permits that are left now
     reset_after  seconds until the key is as good as never seen
-    retry_after  seconds after which the same call succeeds if nobody else comes; 0.0 when allowed
+    retry_after  seconds after which the same call succeeds if no other call comes first; 0.0 when allowed
     degraded     the store was down and ``on_store_error`` answered
 
     Limiters make them. For a test that wants one: ``Decision(allowed=False, limit=5, retry_after=2.0)``.
     """
 
-    __slots__ = ("_reset", "_retry", "_spare", "_units")
+    __slots__ = ("_reset", "_retry", "_units", "_used", "allowed", "degraded")
 
-    # what is the same for all decisions of a kind is said by their class
-    allowed: ClassVar[bool] = True
-    degraded: ClassVar[bool] = False
-
+    allowed: bool
+    degraded: bool
     _units: Units
-    _spare: int  # of what _units says
+    _used: int  # in units, as are the next two
     _reset: int
     _retry: int
 
@@ -63,12 +64,14 @@ class Decision:
     ) -> None:
         if unnamed:
             raise TypeError(f"Decision takes named arguments only, such as allowed=False; got {unnamed!r:.40}")
+        if not isinstance(allowed, bool) or not isinstance(degraded, bool):
+            raise TypeError(f"allowed and degraded are True or False, got {allowed!r:.40} and {degraded!r:.40}")
+        self.allowed = allowed
+        self.degraded = degraded
         self._units = Units(limit, 1, 1)
-        self._spare = remaining
+        self._used = limit - remaining
         self._reset = round(reset_after * 1_000_000)
         self._retry = round(retry_after * 1_000_000)
-        if not COMPILED and type(self) is Decision:
-            setattr(self, "__class__", _kind(allowed, degraded))  # noqa: B010  # which says the rest
 
     @property
     def limit(self) -> int:
@@ -76,7 +79,7 @@ class Decision:
 
     @property
     def remaining(self) -> int:
-        return self._spare // self._units.cost
+        return self._units.limit + (-self._used // self._units.cost)
 
     @property
     def reset_us(self) -> int:
@@ -97,7 +100,7 @@ class Decision:
         return self.retry_us / 1_000_000
 
     def __bool__(self) -> bool:
-        return True
+        return self.allowed
 
     def _values(self) -> tuple[bool, int, int, int, int, bool]:
         return (self.allowed, self.limit, self.remaining, self.reset_us, self.retry_us, self.degraded)
@@ -118,53 +121,9 @@ class Decision:
         return decision, self._values()
 
 
-class Grant(Decision):
-    """A decision to go on, made by hand."""
-
-    __slots__ = ()
-
-
-class Denial(Decision):
-    """A decision that is not one to go on."""
-
-    __slots__ = ()
-
-    allowed: ClassVar[bool] = False
-
-    def __bool__(self) -> bool:
-        return False
-
-
-class DegradedDecision(Decision):
-    """A decision that the policy made, because the store could not."""
-
-    __slots__ = ()
-
-    degraded: ClassVar[bool] = True
-
-
-class DegradedDenial(Denial):
-    """A denial that the policy made, because the store could not."""
-
-    __slots__ = ()
-
-    degraded: ClassVar[bool] = True
-
-
-def _kind(allowed: object, degraded: object) -> type[Decision]:
-    if not isinstance(allowed, bool) or not isinstance(degraded, bool):
-        raise TypeError(f"allowed and degraded are True or False, got {allowed!r:.40} and {degraded!r:.40}")
-    if allowed:
-        return DegradedDecision if degraded else Grant
-    return DegradedDenial if degraded else Denial
-
-
-# Those that limiters make are empty at first, and are filled in on the spot.
-
-
 @mypyc_attr(free_list_len=1)
-class QuickDecision(Decision):
-    """A decision still empty."""
+class LimiterDecision(Decision):
+    """A decision that a limiter makes: it is created empty, and the limiter sets every field."""
 
     __slots__ = ()
 
@@ -172,66 +131,17 @@ class QuickDecision(Decision):
         pass
 
 
-@mypyc_attr(free_list_len=1)
-class QuickDenial(Denial):
-    """A denial still empty."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        pass
+if not COMPILED:  # calls of the empty method above would be 5 % of a decision in memory; ``make bench`` shows it
+    LimiterDecision.__init__ = object.__init__  # type: ignore[method-assign]  # it does nothing, too
 
 
-class QuickDegradedDecision(DegradedDecision):
-    """A decision of the policy's still empty."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        pass
-
-
-class QuickDegradedDenial(DegradedDenial):
-    """A denial of the policy's still empty."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        pass
-
-
-if COMPILED:
-    # An object of the compiler's cannot change its class, so the right one is found first; and it has no docstring.
-
-    def _new_of_kind(cls: Any, *unnamed: Any, **given: Any) -> Any:
-        return _kind(given.get("allowed", True), given.get("degraded", False))(*unnamed, **given)
-
-    setattr(Decision, "__new__", staticmethod(_new_of_kind))  # noqa: B010  # the compiler would not have it
-    setattr(  # noqa: B010
-        Decision,
-        "__doc__",
-        "What the limiter said about one call; true when it may go on. Has allowed, limit, remaining, reset_after and\n"
-        "retry_after (seconds), degraded. For a test: Decision(allowed=False, limit=5, retry_after=2.0).",
-    )
-else:
-    # In plain Python these calls are a third of a decision's time. An object without __bool__ is true at once.
-    delattr(Decision, "__bool__")
-    for _quick in (QuickDecision, QuickDenial, QuickDegradedDecision, QuickDegradedDenial):
-        setattr(_quick, "__init__", object.__init__)  # noqa: B010
-
-
-def answer(allowed: bool, units: Units, spare: int, reset: int, retry: int, degraded: bool = False) -> Decision:
+def decision_in(units: Units, allowed: bool, used: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
-    if degraded:
-        return _filled(QuickDegradedDecision() if allowed else QuickDegradedDenial(), units, spare, reset, retry)
-    if allowed:
-        return _filled(QuickDecision(), units, spare, reset, retry)
-    return _filled(QuickDenial(), units, spare, reset, retry)
-
-
-def _filled(made: Decision, units: Units, spare: int, reset: int, retry: int) -> Decision:
+    made = LimiterDecision()
+    made.allowed = allowed
+    made.degraded = degraded
     made._units = units
-    made._spare = spare
+    made._used = used
     made._reset = reset
     made._retry = retry
     return made
@@ -241,4 +151,20 @@ def decision(
     allowed: bool, limit: int, remaining: int, reset_us: int = 0, retry_us: int = 0, degraded: bool = False
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
-    return answer(allowed, Units(limit, 1, 1), remaining, reset_us, retry_us, degraded)
+    return decision_in(Units(limit, 1, 1), allowed, limit - remaining, reset_us, retry_us, degraded)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TryAcquire(Generic[Key, Permits]):
+    """`Limiter.try_acquire`. It stands here to be compiled: as plain Python it would add a fifth to a decision.
+
+    The arguments are type variables because the compiler would convert a `str` and an `int` before they are checked.
+    """
+
+    _call: Any  # the backend's `try_acquire`: to look it up in each call would cost twice as much
+
+    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
+        """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+        call = self._call
+        made: Decision = call(key, permits)
+        return made

@@ -1,4 +1,4 @@
-"""The doors that people use: `Limiter`, and `AsyncLimiter` with the same methods, awaited.
+"""The public classes: `Limiter`, and `AsyncLimiter` with the same methods, awaited.
 
     limiter = Limiter("100/minute")
     if limiter.try_acquire("user:123"):
@@ -14,12 +14,12 @@ import copy
 import functools
 import math
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
 from headgate.clock import Clock
-from headgate.decision import Decision
+from headgate.decision import Decision, TryAcquire
 from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
 from headgate.keys import check_key
@@ -27,22 +27,13 @@ from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permi
 from headgate.stores.base import AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.thread_pool import ThreadPoolStore
 
-A_LIFETIME = 1e9  # seconds: nobody waits for longer, and clocks can count it
+LONGEST_WAIT = 1e9  # seconds, about 30 years, which every clock can count
 
 
-class Limiter:
-    """Decides whether a key may go on, by one quota or by several at once.
+class _OnStore:
+    """What `Limiter` and `AsyncLimiter` share: the constructor, and the methods that do not wait for the store."""
 
-    quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
-    algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
-    store           a URL (``memory://``, ``redis://host:port/db``) or a store object
-    name            tells limiters on one store apart. Those of one name, algorithm and quota share their state; on
-                    Redis other quotas under the same name would mix with it, so give each a name of its own
-    on_store_error  what to answer when the store cannot: allow, deny, local or raise
-    clock           a `headgate.testing.ManualClock`, in tests
-    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis). The other
-                    store takes no notice of them, so that where a limiter lives can be a setting
-    """
+    _backend: Any
 
     def __init__(
         self,
@@ -56,22 +47,75 @@ class Limiter:
         **options: Unpack[StoreOptions],
     ) -> None:
         self.rule = Rule(quota, algorithm, name)
-        check_policy(on_store_error)
         self.store, self._owned = open_store(store, clock, options)
-        self._backend: Backend = self.store.open(self.rule, on_store_error)
-        self._clock = self._backend.clock
-        self._line = WaiterQueue()
-        self._shorten()
+        self._use(self._open(check_policy(on_store_error)))
+        self._clock: Clock = self._backend.clock
+        self._waiters = WaiterQueue()
 
-    def try_acquire(self, key: str, permits: int = 1) -> Decision:
-        """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
-        return self._backend.try_acquire(key, permits)
+    def with_timeout(self, seconds: float) -> Self:
+        """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
+
+        For a caller with a deadline: ``limiter.with_timeout(0.02).try_acquire(key)``. Then `on_store_error` answers.
+        """
+        other = copy.copy(self)
+        other._use(self._backend.with_timeout(_check_seconds(seconds)))
+        other._owned = False  # the first limiter closes the store
+        return other
+
+    def within(self, seconds: float) -> Self:
+        """Another name of `with_timeout`."""
+        return self.with_timeout(seconds)
+
+    def store_health(self) -> StoreHealth:
+        """How the store has served this limiter, from its calls so far; makes no call, so it costs nothing."""
+        health: StoreHealth = self._backend.store_health()
+        return health
+
+    def __copy__(self) -> Self:
+        other = type(self).__new__(type(self))
+        vars(other).update(vars(self))
+        other._use(self._backend)
+        return other
+
+    def __repr__(self) -> str:
+        quotas = ", ".join(str(quota) for quota in self.rule.quotas)
+        return f"<{type(self).__name__} {self.rule.name!r}: {quotas}, {self.rule.kind} in {self.store!r}>"
+
+    def _open(self, on_store_error: OnStoreError) -> Backend | AsyncBackend:
+        raise NotImplementedError
+
+    def _use(self, backend: Any) -> None:
+        self._backend = backend
+
+
+class Limiter(TryAcquire[str, int], _OnStore):
+    """Decides whether a key may go on, by one quota or by several at once.
+
+    quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
+    algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
+    store           a URL (``memory://``, ``redis://host:port/db``) or a store object
+    name            tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on
+                    Redis other quotas under the same name would mix with it, so give each a name of its own
+    on_store_error  what to answer when the store cannot: allow, deny, local or raise
+    clock           a `headgate.testing.ManualClock`, in tests
+    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis). A store
+                    ignores the options of the other one, so that a setting can choose between them
+    """
+
+    _backend: Backend
+
+    def _open(self, on_store_error: OnStoreError) -> Backend:
+        return self.store.open(self.rule, on_store_error)
+
+    def _use(self, backend: Backend) -> None:
+        self._backend = backend
+        self._call = backend.try_acquire
 
     def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
         wake = SignalSafeEvent()
-        return self._wait(acquire(self._line, Waiter(key, wake.set), self._clock, timeout), key, permits, wake)
+        return self._wait(acquire(self._waiters, Waiter(key, wake.set), self._clock, timeout), key, permits, wake)
 
     def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
@@ -91,13 +135,13 @@ class Limiter:
         False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
         """
         done = self._backend.refund(key, permits)
-        self._line.wake(check_key(key))
+        self._waiters.wake(check_key(key))
         return done
 
     def reset(self, key: str) -> bool:
         """Forget *key*, as if never seen. False, as for `refund`: the store could not be told, and still knows it."""
         done = self._backend.reset(key)
-        self._line.wake(check_key(key))
+        self._waiters.wake(check_key(key))
         return done
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
@@ -114,23 +158,12 @@ class Limiter:
         enter = functools.partial(self.pace, permits=permits, timeout=timeout)
         return Guard(key, enter, lambda: self._for_async().paced(key, permits=permits, timeout=timeout))
 
-    def within(self, seconds: float) -> Self:
-        """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
-
-        For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
-        """
-        return _with_backend(self, self._backend.within(_check_seconds(seconds)))
-
-    def store_health(self) -> StoreHealth:
-        """How the store has served this limiter; asks nobody, so it costs nothing."""
-        return self._backend.store_health()
-
     def health(self) -> Health:
-        """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
+        """Check the store's health, within a second, on a separate connection; the result is kept for a second."""
         return self.store.health()
 
     def close(self) -> None:
-        """Let go of the store's connections, unless the store was handed in."""
+        """Close the store's connections, unless the store was handed in."""
         if self._owned:
             self.store.close()
 
@@ -140,19 +173,11 @@ class Limiter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return _shown(self)
-
-    def _shorten(self) -> None:
-        """Save a call on the way to a decision that takes a fraction of a microsecond."""
-        if type(self).try_acquire is _TRY_ACQUIRE:  # else somebody has put another in its place, in a test perhaps
-            self.try_acquire = self._backend.try_acquire  # type: ignore[method-assign]  # same signature, same meaning
-
     def _for_async(self) -> AsyncLimiter:
-        """What guards an async function: the same rule on the same store, in the same line, without blocking."""
+        """The limiter for async functions under `limit`: the same rule, store and waiters, without blocking."""
         rule, store = self.rule, self.store if self._backend.in_process else ThreadPoolStore(self.store, self._backend)
         twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, store=store, name=rule.name)
-        twin._line = self._line
+        twin._waiters = self._waiters
         return twin
 
     def _wait(self, plan: Wait, key: str, permits: int, wake: SignalSafeEvent) -> Decision:
@@ -168,31 +193,17 @@ class Limiter:
         return run(plan, answer)
 
 
-class AsyncLimiter:
+class AsyncLimiter(_OnStore):
     """`Limiter` for asyncio: the same arguments, the same methods, awaited.
 
-    Checks that are awaited at the same time on a Redis store travel together. Whoever is cancelled in `try_acquire`
-    or `acquire` loses no permits.
+    Checks that are awaited at the same time on a Redis store share a round trip. A task that is cancelled in
+    `try_acquire` or `acquire` loses no permits.
     """
 
-    def __init__(
-        self,
-        quota: Quotas,
-        *,
-        algorithm: AlgorithmName | str = "token_bucket",
-        store: str | Store = "memory://",
-        name: str = "default",
-        on_store_error: OnStoreError | str = "allow",
-        clock: Clock | None = None,
-        **options: Unpack[StoreOptions],
-    ) -> None:
-        self.rule = Rule(quota, algorithm, name)
-        check_policy(on_store_error)
-        self.store, self._owned = open_store(store, clock, options)
-        self._backend: AsyncBackend = self.store.open_async(self.rule, on_store_error)
-        self._clock = self._backend.clock
-        self._line = WaiterQueue()
-        self._shorten()
+    _backend: AsyncBackend
+
+    def _open(self, on_store_error: OnStoreError) -> AsyncBackend:
+        return self.store.open_async(self.rule, on_store_error)
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""
@@ -202,8 +213,8 @@ class AsyncLimiter:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
         wake = asyncio.Event()
-        place = Waiter(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
-        return await self._wait(acquire(self._line, place, self._clock, timeout), key, permits, wake)
+        waiter = Waiter(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
+        return await self._wait(acquire(self._waiters, waiter, self._clock, timeout), key, permits, wake)
 
     async def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
@@ -223,13 +234,13 @@ class AsyncLimiter:
         False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
         """
         done = await self._backend.refund(key, permits)
-        self._line.wake(check_key(key))
+        self._waiters.wake(check_key(key))
         return done
 
     async def reset(self, key: str) -> bool:
         """Forget *key*, as if never seen. False, as for `refund`: the store could not be told, and still knows it."""
         done = await self._backend.reset(key)
-        self._line.wake(check_key(key))
+        self._waiters.wake(check_key(key))
         return done
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> AsyncGuard:
@@ -244,23 +255,12 @@ class AsyncLimiter:
         """The same through `pace`: calls run later and evenly spaced instead of being refused."""
         return AsyncGuard(key, functools.partial(self.pace, permits=permits, timeout=timeout))
 
-    def within(self, seconds: float) -> Self:
-        """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
-
-        For a caller with a deadline: ``limiter.within(0.02).try_acquire(key)``. Then `on_store_error` answers.
-        """
-        return _with_backend(self, self._backend.within(_check_seconds(seconds)))
-
-    def store_health(self) -> StoreHealth:
-        """How the store has served this limiter; asks nobody, so it costs nothing."""
-        return self._backend.store_health()
-
     async def health(self) -> Health:
-        """Ask the store how it is, within a second, on a connection of its own; the same answer for a second."""
+        """Check the store's health, within a second, on a separate connection; the result is kept for a second."""
         return await self.store.ahealth()
 
     async def aclose(self) -> None:
-        """Let go of the store's connections, unless the store was handed in."""
+        """Close the store's connections, unless the store was handed in."""
         if self._owned:
             await self.store.aclose()
 
@@ -271,13 +271,6 @@ class AsyncLimiter:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    def __repr__(self) -> str:
-        return _shown(self)
-
-    def _shorten(self) -> None:
-        if type(self).try_acquire is _ASYNC_TRY_ACQUIRE:
-            self.try_acquire = self._backend.try_acquire  # type: ignore[method-assign]  # as in Limiter
 
     async def _wait(self, plan: Wait, key: str, permits: int, wake: asyncio.Event) -> Decision:
         async def answer(request: WaiterRequest | float | None) -> Decision | None:
@@ -292,28 +285,9 @@ class AsyncLimiter:
         return await arun(plan, answer)
 
 
-_TRY_ACQUIRE, _ASYNC_TRY_ACQUIRE = Limiter.try_acquire, AsyncLimiter.try_acquire
-
-L = TypeVar("L", bound=Limiter | AsyncLimiter)
-
-
-def _shown(limiter: Limiter | AsyncLimiter) -> str:
-    rule = limiter.rule
-    quotas = ", ".join(str(quota) for quota in rule.quotas)
-    return f"<{type(limiter).__name__} {rule.name!r}: {quotas}, {rule.kind} in {limiter.store!r}>"
-
-
-def _with_backend(limiter: L, gate: Any) -> L:
-    """The same limiter, waiting line and all, through another gate; the store stays the first one's to close."""
-    other = copy.copy(limiter)
-    other._backend, other._owned = gate, False
-    other._shorten()
-    return other
-
-
 def _check_seconds(seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"within() takes a number of seconds above 0, got {seconds!r}")
+        raise ValueError(f"with_timeout() takes a number of seconds above 0, got {seconds!r}")
     return seconds
 
 
@@ -336,7 +310,11 @@ def _check_wait(rule: Rule, key: str, permits: int, timeout: float | None) -> tu
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf
     ):
         raise ValueError(f"timeout must be seconds >= 0, or None to wait for ever, got {timeout!r}")
-    return check_key(key), check_permits(permits, rule.capacity), None if timeout is None else min(timeout, A_LIFETIME)
+    return (
+        check_key(key),
+        check_permits(permits, rule.capacity),
+        None if timeout is None else min(timeout, LONGEST_WAIT),
+    )
 
 
 def _check_pace(rule: Rule, key: str, permits: int, timeout: float | None) -> tuple[str, int, float | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from headgate.algorithms import ALGORITHMS
+from headgate.algorithms import ALGORITHMS as ALGORITHMS
+from headgate.algorithms import AlgorithmName as AlgorithmName
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.all_of import AllOf
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
@@ -14,30 +15,24 @@ from headgate.quota import FORM, Quota
 
 Quotas = str | Quota | Sequence[str | Quota]
 
-# Beside each of these stands str where they are arguments: names come from settings, too. Editors offer these.
-AlgorithmName = Literal[
-    "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"
-]
 OnStoreError = Literal["allow", "deny", "local", "raise"]
+POLICIES: tuple[OnStoreError, ...] = get_args(OnStoreError)
 
 
 class Rule:
-    """The arguments of a limiter, checked. Stores make of it what they enforce."""
+    """The checked arguments of a limiter, from which a store makes its backend."""
 
     def __init__(self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default") -> None:
-        kind = algorithm.lower() if isinstance(algorithm, str) else ""  # the service writes them in capitals
-        if kind not in ALGORITHMS:
-            raise ValueError(f"unknown algorithm {algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}")
+        self.kind = check_algorithm(algorithm)
         self.name = check_key(name, "name")
-        self.kind = kind
         self.quotas = _parse(quotas)
-        self.parts: list[Algorithm[Any]] = [ALGORITHMS[kind].make(quota) for quota in self.quotas]
+        self.parts: list[Algorithm[Any]] = [ALGORITHMS[self.kind].make(quota) for quota in self.quotas]
         self.algorithm = self.parts[0] if len(self.parts) == 1 else AllOf(self.parts)
         self.capacity = self.algorithm.limit
 
     @property
     def label(self) -> tuple[object, ...]:
-        """What two limiters on one store must agree on to share their state."""
+        """Limiters on one store share their states if their labels are equal."""
         return (self.name, self.kind, *self.quotas)
 
 
@@ -58,11 +53,18 @@ def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
     return int(permits)  # a subclass could print as it likes
 
 
-POLICIES: tuple[str, ...] = get_args(OnStoreError)
+def check_algorithm(algorithm: object) -> AlgorithmName:
+    """Return the name of *algorithm*, which may be in capitals as the service writes it; raise if there is none."""
+    text = algorithm.lower() if isinstance(algorithm, str) else ""
+    for name in ALGORITHMS:
+        if name == text:
+            return name
+    raise ValueError(f"unknown algorithm {algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}")
 
 
-def check_policy(policy: object) -> str:
-    """Return *policy* if it is one of the answers to a store that cannot answer; else raise."""
-    if policy not in POLICIES:
-        raise ValueError(f"on_store_error must be one of {', '.join(POLICIES)}, got {policy!r:.40}")
-    return str(policy)
+def check_policy(policy: object) -> OnStoreError:
+    """Return *policy* if it is a value of ``on_store_error``; else raise."""
+    for known in POLICIES:
+        if known == policy:
+            return known
+    raise ValueError(f"on_store_error must be one of {', '.join(POLICIES)}, got {policy!r:.40}")

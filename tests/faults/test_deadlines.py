@@ -31,8 +31,8 @@ def test_connecting_is_a_part_of_it(node: Node) -> None:
 
 def test_a_budget_for_one_call(node: Node) -> None:
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=30) as limiter:
-        assert limiter.within(20).try_acquire("k").remaining == 99
-        hasty = limiter.within(0.05)
+        assert limiter.with_timeout(20).try_acquire("k").remaining == 99
+        hasty = limiter.with_timeout(0.05)
         proxy.delay = 20.0
         with Pulse() as pulse:
             begun = time.monotonic()
@@ -49,13 +49,13 @@ def test_a_budget_for_one_call(node: Node) -> None:
 def test_a_budget_for_one_call_async(node: Node) -> None:
     async def check() -> None:
         async with AsyncLimiter(QUOTA, store=proxy.url, timeout=30) as limiter:
-            assert (await limiter.within(20).try_acquire("k")).remaining == 99
+            assert (await limiter.with_timeout(20).try_acquire("k")).remaining == 99
             proxy.delay = 20.0
             with Pulse() as pulse:
                 begun = time.monotonic()
                 patient = asyncio.create_task(limiter.try_acquire("k"))
                 await asyncio.sleep(0)
-                assert (await limiter.within(0.05).try_acquire("k")).degraded
+                assert (await limiter.with_timeout(0.05).try_acquire("k")).degraded
                 took = time.monotonic() - begun
             assert took < 0.05 + pulse.slack
             proxy.delay = 0.0
@@ -75,16 +75,16 @@ def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
         limiter.try_acquire("k")
         for _ in range(5):
             proxy.delay = 20.0
-            assert limiter.within(0.01).try_acquire("k").degraded
+            assert limiter.with_timeout(0.01).try_acquire("k").degraded
             proxy.delay = 0.0
             assert not limiter.try_acquire("k").degraded
         assert limiter.store_health().opened == 0
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=1.0) as limiter:
-        limiter.within(20).try_acquire("k")
+        limiter.with_timeout(20).try_acquire("k")
         proxy.swallow_replies = True
         deadline = time.monotonic() + 20
         while limiter.store_health().state == "closed":
-            assert limiter.within(0.01).try_acquire("k").degraded
+            assert limiter.with_timeout(0.01).try_acquire("k").degraded
             assert time.monotonic() < deadline, "it never opens"
 
 
@@ -94,7 +94,7 @@ def test_a_limit_above_the_timeout_is_no_haste(node: Node, kind: type[Limiter | 
 
     async def check(store: str) -> None:
         limiter = kind(QUOTA, store=store, timeout=0.2)
-        slow = limiter.within(5)
+        slow = limiter.with_timeout(5)
         deadline = time.monotonic() + 20
         while (await awaited(slow.try_acquire("k"))).degraded:  # the first connection may take a while
             assert time.monotonic() < deadline
@@ -118,14 +118,14 @@ async def awaited(result: Any) -> Any:
 
 def test_in_memory_there_is_nothing_to_wait_for() -> None:
     limiter = Limiter("2/minute")
-    assert limiter.within(0.001).try_acquire("k").remaining == 1
+    assert limiter.with_timeout(0.001).try_acquire("k").remaining == 1
     assert limiter.try_acquire("k").remaining == 0
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "1", None, True])
 def test_bad_budgets(seconds: float) -> None:
     with pytest.raises(ValueError, match="number of seconds above 0"):
-        Limiter("1/minute").within(seconds)
+        Limiter("1/minute").with_timeout(seconds)
 
 
 def test_a_probe_ends_with_its_limiter(node: Node) -> None:

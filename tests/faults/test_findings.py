@@ -198,7 +198,7 @@ def test_a_cancelled_async_function_gets_nothing_back_that_was_not_taken(node: N
         await asyncio.sleep(1.0)
 
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.3) as limiter:
-        limiter.within(20).try_acquire("k", permits=50)
+        limiter.with_timeout(20).try_acquire("k", permits=50)
         proxy.swallow_requests = True
         asyncio.run(check(limiter))
     wait_until(lambda: spent(node) == 50, "as much as before")
@@ -211,7 +211,7 @@ def test_one_patient_caller_makes_nobody_else_wait(node: Node) -> None:
             proxy.swallow_replies = True
             with Pulse() as pulse:
                 begun = time.monotonic()
-                patient = asyncio.ensure_future(limiter.within(30).try_acquire("k"))
+                patient = asyncio.ensure_future(limiter.with_timeout(30).try_acquire("k"))
                 assert (await limiter.try_acquire("k")).degraded
                 took = time.monotonic() - begun
             assert took < 0.2 + pulse.slack
@@ -229,7 +229,7 @@ def test_what_was_given_up_is_given_back(node: Node) -> None:
         async with AsyncLimiter(QUOTA, store=url, timeout=20) as limiter:
             await limiter.try_acquire("k", permits=5)
             proxy.delay = 20.0
-            hasty = limiter.within(0.02)
+            hasty = limiter.with_timeout(0.02)
             assert all(
                 decision.degraded for decision in await asyncio.gather(*(hasty.try_acquire("k") for _ in "12345"))
             )
@@ -251,7 +251,7 @@ def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
             assert not limiter.try_acquire("k").degraded
             proxy.swallow_replies = True
             begun = time.monotonic()
-            assert limiter.within(0.05).try_acquire("k").degraded
+            assert limiter.with_timeout(0.05).try_acquire("k").degraded
             assert not limiter.health().healthy
             assert time.monotonic() - begun < 5
         store.close()

@@ -78,7 +78,7 @@ def test_a_reply_that_never_comes(node: Node) -> None:
         Limiter(QUOTA, store=node.url) as direct,
         Limiter(QUOTA, store=proxy.bare_url + TIMEOUTS) as limiter,
     ):
-        limiter.within(20).try_acquire("k")
+        limiter.with_timeout(20).try_acquire("k")
         proxy.swallow_replies = True
         begun = time.monotonic()
         assert limiter.try_acquire("k").degraded
@@ -86,7 +86,7 @@ def test_a_reply_that_never_comes(node: Node) -> None:
         wait_until(lambda: left(direct) == 98, "what nobody heard of is done")
         proxy.swallow_replies = False
         wait_until(lambda: not limiter.peek("k", permits=0).degraded, "it recovers")
-        assert limiter.within(20).try_acquire("k").remaining == 97
+        assert limiter.with_timeout(20).try_acquire("k").remaining == 97
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])

@@ -75,7 +75,7 @@ def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> Non
         FaultyProxy(node.port) as proxy,
         Limiter("10/30d", store=node.bare_url + TIMEOUTS, on_store_error=policy) as limiter,
     ):
-        assert not limiter.within(20).try_acquire("k").degraded
+        assert not limiter.with_timeout(20).try_acquire("k").degraded
         with OUTAGES[outage](node, proxy):
             for _ in range(20):
                 assert limiter.try_acquire("k").degraded

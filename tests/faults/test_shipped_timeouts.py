@@ -19,7 +19,7 @@ EARLY = 0.01  # seconds that clocks may differ by
 def test_a_check_waits_80_ms(node: Node) -> None:
     """`on_store_error` answers after 0.08 s, as README.md says."""
     with Limiter("100/30d", store=node.url) as limiter:
-        assert limiter.within(20).try_acquire("k").remaining == 99
+        assert limiter.with_timeout(20).try_acquire("k").remaining == 99
         node.freeze()
         with Pulse() as pulse:
             begun = time.monotonic()
@@ -33,7 +33,7 @@ def test_a_check_waits_80_ms_async(node: Node) -> None:
 
     async def check() -> tuple[float, float]:
         async with AsyncLimiter("100/30d", store=node.url) as limiter:
-            assert (await limiter.within(20).try_acquire("k")).remaining == 99
+            assert (await limiter.with_timeout(20).try_acquire("k")).remaining == 99
             node.freeze()
             with Pulse() as pulse:
                 begun = time.monotonic()

@@ -101,13 +101,13 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
     """Whoever wakes it is not held up, and whoever comes later does not stand behind it."""
     clock = ManualClock(patience=0.001)
     limiter = Limiter("1/30d", clock=clock)
-    line, places = limiter._line, list[Waiter]()
+    queue, waiters = limiter._waiters, list[Waiter]()
 
-    def join(place: Waiter) -> None:
-        places.append(place)
-        WaiterQueue.join(line, place)
+    def join(waiter: Waiter) -> None:
+        waiters.append(waiter)
+        WaiterQueue.join(queue, waiter)
 
-    monkeypatch.setattr(line, "join", join)
+    monkeypatch.setattr(queue, "join", join)
 
     def prepare() -> Callable[[], object]:
         limiter.reset("k")
@@ -116,9 +116,9 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
 
     def afterwards() -> None:
         gc.collect()
-        assert not line._places
-        assert all(done_by_another(place.wake) for place in places)
-        places.clear()
+        assert not queue._queues
+        assert all(done_by_another(waiter.wake) for waiter in waiters)
+        waiters.clear()
         assert done_by_another(partial(limiter.refund, "k"))
         assert done_by_another(partial(clock.advance, 6.0))
         assert done_by_another(partial(limiter.acquire, "k"))

@@ -363,7 +363,7 @@ def test_kept_method(redis_server: Server) -> None:
     def limiter() -> HybridLimiter:
         return HybridLimiter("5/day", store=redis_server.patient_url, name="kept", on_store_error="allow")
 
-    kept = [limiter().try_acquire for _ in range(3)] + [limiter().within(10.0).try_acquire for _ in range(3)]
+    kept = [limiter().try_acquire for _ in range(3)] + [limiter().with_timeout(10.0).try_acquire for _ in range(3)]
     made = [each("k") for each in kept for _ in range(4)]
     assert not any(each.degraded for each in made)
     assert 1 <= sum(bool(each) for each in made) <= 5  # one may keep a permit that others would have taken

@@ -333,7 +333,7 @@ def test_within(redis_server: Server) -> None:
     store = HeldStore(redis_server.url, clock=ManualClock())
     store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, on_store_error="deny")
-    hurried = limiter.within(0.05)
+    hurried = limiter.with_timeout(0.05)
     late = hurried.try_acquire("k", 10)
     assert not late and late.degraded
     assert hurried.peek("k").degraded
@@ -369,7 +369,9 @@ def test_within_and_an_expiring_lease(redis_server: Server) -> None:
         limiter._backend.leases["k"].expires = limiter._backend.read_clock() + 5 * SECOND
         clock.step = 4.0
     answers: list[bool] = []
-    call = threading.Thread(target=lambda: answers.append(limiter.within(0.05).try_acquire("k").allowed), daemon=True)
+    call = threading.Thread(
+        target=lambda: answers.append(limiter.with_timeout(0.05).try_acquire("k").allowed), daemon=True
+    )
     call.start()
     call.join(PATIENCE / 2)
     clock.step = 0.0
@@ -384,9 +386,9 @@ def test_within_and_optimistic(redis_server: Server) -> None:
     store = HeldStore(redis_server.patient_url)
     store.released = threading.Event()
     limiter = HybridLimiter("10/day", store=store, cold="optimistic", on_store_error="deny")
-    made = limiter.within(0.05).try_acquire("k")
+    made = limiter.with_timeout(0.05).try_acquire("k")
     assert made.allowed and not made.degraded
-    late = limiter.within(0.05).try_acquire("k")
+    late = limiter.with_timeout(0.05).try_acquire("k")
     assert not late.allowed and late.degraded
     store.released.set()
     limiter.close()
@@ -397,8 +399,8 @@ def test_within_and_optimistic(redis_server: Server) -> None:
 async def test_within_for_asyncio(redis_server: Server) -> None:
     """within() for asyncio."""
     limiter = AsyncHybridLimiter("10/day", store=redis_server.url, on_store_error="deny")
-    assert (await limiter.within(PATIENCE).try_acquire("k")).allowed
-    late = await limiter.within(0.000_001).try_acquire("other")
+    assert (await limiter.with_timeout(PATIENCE).try_acquire("k")).allowed
+    late = await limiter.with_timeout(0.000_001).try_acquire("other")
     assert not late and late.degraded
     assert (await limiter.health()).healthy
     await limiter.aclose()

@@ -22,7 +22,7 @@ OUTAGES = ["gone", "silent"]
 
 def patient(limiter: Limiter) -> Limiter:
     """The same with more time than a busy machine takes."""
-    return limiter.within(20)
+    return limiter.with_timeout(20)
 
 
 def recover(*limiters: Limiter) -> None:

@@ -45,8 +45,7 @@ def redis(url: str) -> None:
         assert small.try_acquire("k")
         small.store.close()
         small.store = large.store
-        small._backend = large.store.open(small.rule, "raise")  # the same connections for both
-        small.try_acquire = small._backend.try_acquire  # type: ignore[method-assign]  # as the limiter itself does
+        small._use(large.store.open(small.rule, "raise"))  # the same connections for both
         for _ in range(5):
             pester(lambda: large.peek("k", permits=0), 20)
             for _ in range(20):

@@ -1,9 +1,9 @@
-"""The table of algorithms. A new one is a file beside this and a line below."""
+"""The table of algorithms. A new algorithm is a file in this folder, its name in `AlgorithmName`, and a line below."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import (
     fixed_window,
@@ -16,19 +16,23 @@ from headgate.algorithms import (
 from headgate.algorithms.algorithm import Algorithm
 from headgate.quota import Quota
 
+AlgorithmName = Literal[
+    "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"
+]
 
-class Entry(NamedTuple):
-    """An algorithm's two halves: what makes it of a quota in Python, and its Lua."""
+
+class AlgorithmSpec(NamedTuple):
+    """The two halves of an algorithm: its Python class, called with a quota, and its Lua."""
 
     make: Callable[[Quota], Algorithm[Any]]
     lua: str
 
 
-ALGORITHMS: dict[str, Entry] = {
-    "token_bucket": Entry(token_bucket.TokenBucket, token_bucket.LUA),
-    "leaky_bucket": Entry(leaky_bucket.LeakyBucket, leaky_bucket.LUA),
-    "fixed_window": Entry(fixed_window.FixedWindow, fixed_window.LUA),
-    "sliding_window": Entry(sliding_window.SlidingWindow, sliding_window.LUA),
-    "sliding_window_counter": Entry(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
-    "gcra": Entry(gcra.GCRA, gcra.LUA),
+ALGORITHMS: dict[AlgorithmName, AlgorithmSpec] = {
+    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, token_bucket.LUA),
+    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, leaky_bucket.LUA),
+    "fixed_window": AlgorithmSpec(fixed_window.FixedWindow, fixed_window.LUA),
+    "sliding_window": AlgorithmSpec(sliding_window.SlidingWindow, sliding_window.LUA),
+    "sliding_window_counter": AlgorithmSpec(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
+    "gcra": AlgorithmSpec(gcra.GCRA, gcra.LUA),
 }

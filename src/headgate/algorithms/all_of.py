@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headgate.algorithms.algorithm import Algorithm
-from headgate.decision import Decision, Units, answer
+from headgate.decision import Decision, Units, decision_in
 
 
 class AllOf(Algorithm[list[Any]]):
@@ -32,7 +32,7 @@ class AllOf(Algorithm[list[Any]]):
         if not worst.allowed:  # nothing is spent, so those that would have allowed stay as they are
             decisions = [part.evaluate(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
         reset = max([decision.reset_us for decision in decisions])
-        return answer(worst.allowed, self.units[binds], worst.remaining, reset, worst.retry_us)
+        return decision_in(self.units[binds], worst.allowed, worst.limit - worst.remaining, reset, worst.retry_us)
 
     def consume(self, state: list[Any], now: int, permits: int) -> list[Any]:
         return [part.consume(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]

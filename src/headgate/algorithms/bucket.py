@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import gcd
 
 from headgate.algorithms.algorithm import Algorithm, multiply
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, decision_in
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -41,8 +41,8 @@ class Bucket(Algorithm[int]):
         after = debt + multiply(permits, self.cost)
         short = after - self.room
         if short > 0:
-            return answer(False, self, self.room - debt, debt, short)
-        return answer(True, self, -short, after, 0)
+            return decision_in(self, False, debt, debt, short)
+        return decision_in(self, True, after, after, 0)
 
     def consume(self, state: int, now: int, permits: int) -> int:
         return multiply(now, self.rate) + max(self.debt(state, now) + multiply(permits, self.cost), 0)

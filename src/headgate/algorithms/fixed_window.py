@@ -7,7 +7,7 @@ Redis: String counter, its key ending in the window's start in epoch seconds. A 
 from __future__ import annotations
 
 from headgate.algorithms.algorithm import Algorithm, multiply
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, decision_in
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -46,8 +46,8 @@ class FixedWindow(Algorithm[int]):
         left = self.period - now % self.period
         after = count + permits
         if after > self.limit:
-            return answer(False, self, self.limit - count, left, left)
-        return answer(True, self, self.limit - after, left if after else 0, 0)
+            return decision_in(self, False, count, left, left)
+        return decision_in(self, True, after, left if after else 0, 0)
 
     def consume(self, state: int, now: int, permits: int) -> int:
         window, count = self.roll(state, now)

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.fixed_window import window_ttl, without_burst
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, decision_in
 from headgate.quota import Quota
 
 
@@ -56,8 +56,8 @@ class SlidingWindow(Algorithm[Log]):
         reset = times[-1] + self.period - now if used else 0
         if after > self.limit:
             frees = bisect_left(state.totals, gone + after - self.limit, first, len(times))
-            return answer(False, self, self.limit - used, reset, times[frees] + self.period - now)
-        return answer(True, self, self.limit - after, self.period if permits else reset, 0)
+            return decision_in(self, False, used, reset, times[frees] + self.period - now)
+        return decision_in(self, True, after, self.period if permits else reset, 0)
 
     def consume(self, state: Log, now: int, permits: int) -> Log:
         times, totals = state.times, state.totals

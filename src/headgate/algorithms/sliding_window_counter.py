@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.algorithms.fixed_window import window_ttl, without_burst
-from headgate.decision import Decision, answer
+from headgate.decision import Decision, decision_in
 from headgate.quota import Quota
 
 _EXACT = 1 << 52
@@ -42,9 +42,10 @@ class SlidingWindowCounter(Algorithm[int]):
         _, current, previous = self.roll(state, now)
         elapsed = now % self.period
         used = self.used(elapsed, current, previous)
-        spare = multiply(self.limit - permits, self.steps) - used
-        if spare >= 0:
-            return answer(True, self, spare, self.reset(elapsed, current + permits, previous), 0)
+        after = used + multiply(permits, self.steps)
+        room = multiply(self.limit, self.steps)
+        if after <= room:
+            return decision_in(self, True, after, self.reset(elapsed, current + permits, previous), 0)
         free = self.limit - permits
         if current <= free:
             # enough of the previous window has to slide out of view
@@ -52,8 +53,7 @@ class SlidingWindowCounter(Algorithm[int]):
         else:
             # this window becomes the previous one, and then has to slide out itself
             retry = self.period - elapsed + self.fade(current, free)
-        left = max(multiply(self.limit, self.steps) - used, 0)
-        return answer(False, self, left, self.reset(elapsed, current, previous), retry)
+        return decision_in(self, False, min(used, room), self.reset(elapsed, current, previous), retry)
 
     def used(self, elapsed: int, current: int, previous: int) -> int:
         return multiply(previous, self.steps - elapsed // self.step) + multiply(current, self.steps)

@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from random import Random
 from types import TracebackType
@@ -87,14 +87,11 @@ class _AnyLock:
         """The thread or the task that calls."""
         raise NotImplementedError
 
-    def _acquire_plan(
-        self, new_ticket: Callable[[], Ticket], timeout: float | None, lost: Event
-    ) -> Plan[Acquisition | None]:
+    def _acquire_plan(self, ticket: Ticket, timeout: float | None, lost: Event) -> Plan[Acquisition | None]:
         acquisition = Acquisition(self._terms, lost)
         try:
             until = deadline(self._runner.clock, timeout)
-            attempt = partial(self._attempt, acquisition)
-            granted = yield from wait_in_line(self._runner, new_ticket, attempt, until)
+            granted = yield from wait_in_line(ticket, partial(self._attempt, acquisition), until)
         except BaseException:
             if acquisition.unanswered:
                 self._abandon(acquisition)
@@ -177,10 +174,10 @@ class Lock(_AnyLock):
 
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
-        caller = self._caller()
+        caller, ticket = self._caller(), self._runner.ticket()
         self._refuse_reentry(caller, timeout)
         # The thread that renews the lock sets this event, and a signal must not leave it unusable.
-        acquisition = self._runner.run(self._acquire_plan(self._runner.ticket, timeout, SignalSafeEvent()))
+        acquisition = self._runner.run(self._acquire_plan(ticket, timeout, SignalSafeEvent()), ticket)
         if acquisition is None:
             self._ownership.refuse(caller)
             return False
@@ -263,8 +260,8 @@ class AsyncLock(_AnyLock):
     async def _acquire_for(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # the coroutine was made before there was an event loop
         self._refuse_reentry(caller, timeout)
-        plan = self._acquire_plan(self._runner.async_ticket, timeout, asyncio.Event())
-        acquisition = await self._runner.arun(plan)
+        ticket = self._runner.async_ticket()
+        acquisition = await self._runner.arun(self._acquire_plan(ticket, timeout, asyncio.Event()), ticket)
         if acquisition is None:
             self._ownership.refuse(caller)
             return False

@@ -13,7 +13,7 @@ told exactly how long it may take. One script admits, one settles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypedDict
 
@@ -71,11 +71,11 @@ class _AnyPool:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._runner!r}>"
 
-    def _acquire_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[MemberLease]:
+    def _acquire_plan(self, ticket: Ticket, timeout: float | None) -> Plan[MemberLease]:
         until = deadline(self._runner.clock, timeout)
         lease = MemberLease(self._terms, waits=timeout != 0)
         try:
-            if (yield from wait_in_line(self._runner, new_ticket, lease.attempt, until)):
+            if (yield from wait_in_line(ticket, lease.attempt, until)):
                 return lease
             raise (yield from self._exhausted(lease))
         except BaseException:
@@ -136,7 +136,8 @@ class Pool(_AnyPool):
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
-        return Leased(self._runner.run(self._acquire_plan(self._runner.ticket, timeout)))
+        ticket = self._runner.ticket()
+        return Leased(self._runner.run(self._acquire_plan(ticket, timeout), ticket))
 
     def status(self) -> PoolStatus:
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""
@@ -199,7 +200,8 @@ class AsyncPool(_AnyPool):
         return AcquiringLease(self._acquire(timeout))
 
     async def _acquire(self, timeout: float | None) -> AsyncLeased:
-        return AsyncLeased(await self._runner.arun(self._acquire_plan(self._runner.async_ticket, timeout)))
+        ticket = self._runner.async_ticket()
+        return AsyncLeased(await self._runner.arun(self._acquire_plan(ticket, timeout), ticket))
 
     async def status(self) -> PoolStatus:
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
 from headgate.coordination.heartbeat import ALIVE, heartbeats
-from headgate.coordination.runner import RETRY, Plan, Runner, Ticket, wait_in_line
+from headgate.coordination.runner import RETRY, Plan, Runner, Ticket, shorter, wait_in_line
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.queue import QUEUE, REPLY_TTL
 from headgate.errors import QueueFull, StoreUnavailable
@@ -58,7 +57,7 @@ class _AnyQueue:
         self._check_not_full(position)
         return int(position)
 
-    def _dequeue_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[str | None]:
+    def _dequeue_plan(self, ticket: Ticket, timeout: float | None) -> Plan[str | None]:
         until, process = deadline(self._clock, timeout), os.getpid()
         dequeue = self._operation("dequeue")  # with one id, so it gives out one entry however often it is sent
         unanswered = False
@@ -71,7 +70,7 @@ class _AnyQueue:
             return id or None, self._runner.backend.states.poll
 
         try:
-            return (yield from wait_in_line(self._runner, new_ticket, attempt, until))
+            return (yield from wait_in_line(ticket, attempt, until))
         except BaseException:
             if unanswered:
                 self._undo(dequeue, process)
@@ -85,14 +84,14 @@ class _AnyQueue:
         with ticket:
             try:
                 in_line = True  # for all we know, from when it was asked for
-                yield from self._join(ticket, id, token, time, until if timeout else None)
+                yield from self._join(id, token, time, until if timeout else None)
                 ticket.listen()
                 with heartbeats(self._runner, id, token, ticket.waiter) as entry:
                     state, pause = "waiting", None  # until it is told, or the time is over
                     while state == "waiting":
                         left = (until - self._clock.now()) / MICROSECONDS
                         if left > 0:
-                            yield ticket.pause(pause, left)
+                            yield shorter(pause, left)
                         try:
                             state, pause = entry.state, None
                             if state == "waiting":
@@ -114,7 +113,7 @@ class _AnyQueue:
                     cancel = self._operation("cancel", id, token=token)
                     self._runner.retry_in_background(cancel, self._clock.now() + REPLY_TTL, process)
 
-    def _join(self, ticket: Ticket, id: str, token: str, time: float, until: int | None) -> Plan[None]:
+    def _join(self, id: str, token: str, time: float, until: int | None) -> Plan[None]:
         """Get in line, or take over the place of the entry that has this id."""
         enqueue = self._operation("enqueue", id, time, JOINING, token)
         while True:
@@ -123,7 +122,7 @@ class _AnyQueue:
             except StoreUnavailable:
                 if until is None or self._clock.now() >= until:
                     raise
-                yield ticket.pause(RETRY, (until - self._clock.now()) / MICROSECONDS)
+                yield shorter(RETRY, (until - self._clock.now()) / MICROSECONDS)
             else:
                 return self._check_not_full(position)
 
@@ -176,7 +175,8 @@ class WaitQueue(_AnyQueue):
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
         """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
-        return self._runner.run(self._dequeue_plan(self._runner.ticket, timeout))
+        ticket = self._runner.ticket()
+        return self._runner.run(self._dequeue_plan(ticket, timeout), ticket)
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
         """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
@@ -184,7 +184,7 @@ class WaitQueue(_AnyQueue):
         False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
         ticket = self._runner.ticket(check_key(id, "id"))
-        return self._runner.run(self._wait_plan(ticket, id, timeout))
+        return self._runner.run(self._wait_plan(ticket, id, timeout), ticket)
 
     def cancel(self, id: str) -> bool:
         """Take *id* out of the line; whether it was there."""
@@ -221,7 +221,8 @@ class AsyncWaitQueue(_AnyQueue):
 
     async def dequeue(self, timeout: float | None = 0.0) -> str | None:
         """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
-        return await self._runner.arun(self._dequeue_plan(self._runner.async_ticket, timeout))
+        ticket = self._runner.async_ticket()
+        return await self._runner.arun(self._dequeue_plan(ticket, timeout), ticket)
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
         """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
@@ -229,7 +230,7 @@ class AsyncWaitQueue(_AnyQueue):
         False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
         ticket = self._runner.async_ticket(check_key(id, "id"))
-        return await self._runner.arun(self._wait_plan(ticket, id, timeout))
+        return await self._runner.arun(self._wait_plan(ticket, id, timeout), ticket)
 
     async def cancel(self, id: str) -> bool:
         """Take *id* out of the line; whether it was there."""

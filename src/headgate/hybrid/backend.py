@@ -118,7 +118,7 @@ class HybridBackend(LimiterLeases):
     def reset(self, key: str, timeout: float | None = None) -> bool:
         return not self.ask_redis("reset", check_key(key), 0, timeout).degraded
 
-    def within(self, seconds: float) -> TimedHybridBackend:
+    def with_timeout(self, seconds: float) -> TimedHybridBackend:
         return TimedHybridBackend(self, seconds)
 
     def ask_redis(self, op: str, key: str, permits: int, timeout: float | None) -> Decision:
@@ -180,7 +180,7 @@ class TimedHybridBackend:
     def store_health(self) -> StoreHealth:
         return self._backend.store_health()
 
-    def within(self, seconds: float) -> TimedHybridBackend:
+    def with_timeout(self, seconds: float) -> TimedHybridBackend:
         return TimedHybridBackend(self._backend, seconds)
 
 
@@ -255,7 +255,7 @@ class AsyncHybridBackend:
     async def reset(self, key: str) -> bool:
         return not (await self.leases().ask_redis("reset", check_key(key), 0, self._timeout)).degraded
 
-    def within(self, seconds: float) -> AsyncHybridBackend:
+    def with_timeout(self, seconds: float) -> AsyncHybridBackend:
         timed = copy.copy(self)
         timed._timeout = seconds
         return timed

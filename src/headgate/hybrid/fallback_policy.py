@@ -17,7 +17,7 @@ import random
 from typing import Final
 
 from headgate.algorithms.algorithm import multiply
-from headgate.decision import Decision, Units, answer
+from headgate.decision import Decision, Units, decision_in
 from headgate.errors import StoreUnavailable
 from headgate.hybrid.lease import MILLISECOND, SECOND, Lease
 from headgate.quota import Quota
@@ -105,9 +105,9 @@ class FallbackPolicy:
         if self.policy == "local":
             return self._share(lease, permits, now)
         if self.policy == "allow":
-            return answer(True, self.units, self.capacity - permits, 0, 0, True)
+            return self._degraded(True, self.capacity - permits, 0, 0)
         if self.policy == "deny":
-            return answer(False, self.units, 0, RETRY_US, RETRY_US, True)
+            return self._degraded(False, 0, RETRY_US, RETRY_US)
         raise self.unavailable(error)
 
     def unavailable(self, error: Exception | None = None) -> StoreUnavailable:
@@ -127,10 +127,11 @@ class FallbackPolicy:
         full_in = max(lease.share_full_at - now, 0)
         after = full_in + multiply(permits, price)
         if after > room:
-            return answer(
-                False, self.units, (room - full_in) // price, full_in // 1000, (after - room) // 1000 + 1, True
-            )
-        return answer(True, self.units, (room - after) // price, after // 1000, 0, True)
+            return self._degraded(False, (room - full_in) // price, full_in // 1000, (after - room) // 1000 + 1)
+        return self._degraded(True, (room - after) // price, after // 1000, 0)
+
+    def _degraded(self, allowed: bool, remaining: int, reset_us: int, retry_us: int) -> Decision:
+        return decision_in(self.units, allowed, self.capacity - remaining, reset_us, retry_us, True)
 
     def _price(self, lease: Lease) -> int:
         """Nanoseconds in which one permit refills in this process's share."""

@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from headgate.decision import answer
 from headgate.hybrid.fallback_policy import BackendHealth
 from headgate.hybrid.lease import IDLE_AFTER, MILLISECOND, SECOND, TICK, Lease
 from headgate.hybrid.protocol import VOID, LeaseReply, LeaseRequest, count_served
 from headgate.hybrid.schedule import DueSchedule, ReleaseQueue
-from headgate.hybrid.table import reset_units
+from headgate.hybrid.table import decision_with, reset_units
 
 if TYPE_CHECKING:
     from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
@@ -215,7 +214,7 @@ class LeaseManager:
                 waiter = queue.pop(0)
                 owner.spent -= waiter.permits  # it was counted when it began to wait
                 spare = lease.balance + lease.free_in_redis
-                waiter.result = answer(True, owner.units, spare, reset_units(owner, lease, now, spare), 0)
+                waiter.result = decision_with(owner, True, spare, reset_units(owner, lease, now, spare), 0)
                 waiter.wake()
             if not queue:
                 del self.waiters[lease]

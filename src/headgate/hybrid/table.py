@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import sys
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate._mypyc import mypyc_attr
 from headgate.algorithms.algorithm import multiply
-from headgate.decision import Decision, QuickDecision, QuickDenial, Units, answer
+from headgate.decision import COMPILED, Decision, LimiterDecision, Units, decision_in
 from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_room
@@ -21,8 +20,6 @@ from headgate.rule import Rule, check_permits
 
 if TYPE_CHECKING:
     from headgate.hybrid.manager import LeaseManager
-
-COMPILED: Final = not isinstance(answer, FunctionType)
 
 # As in the memory store: the compiled steps from look-up to saved balance run no Python code and start no garbage
 # collection, so no other thread runs between them while there is an interpreter lock.
@@ -81,9 +78,11 @@ class LeaseTable:
                     lease.refill_below = -1
                     self.refill_queue.append(lease)
                 spare = left + lease.free_in_redis
-                decision = QuickDecision()
+                decision = LimiterDecision()
+                decision.allowed = True
+                decision.degraded = False
                 decision._units = self.units
-                decision._spare = spare
+                decision._used = self.room - spare
                 decision._reset = self.room - spare if self.period == 0 else window_left(self, lease, now)
                 decision._retry = 0
                 return decision
@@ -125,7 +124,7 @@ class LeaseTable:
             left = lease.balance - cost
             if left >= 0 and now < lease.expires and lease.balance > 0:
                 spare = left + lease.free_in_redis
-                return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
+                return decision_with(self, True, spare, reset_units(self, lease, now, spare), 0)
             if now < lease.deny_until and can_deny(self, lease, cost):
                 return deny(self, lease, now, cost)
             return None
@@ -155,7 +154,7 @@ class LeaseTable:
         total = reply.free + lease.balance
         if allowed:
             spare = max(total, 0)
-            return answer(True, self.units, spare, reset_units(self, lease, now, spare), 0)
+            return decision_with(self, True, spare, reset_units(self, lease, now, spare), 0)
         price = permits * params.cost
         spare = max(min(total, price - 1), 0)
         # no sooner than callers that are denied without a trip are told to retry
@@ -164,12 +163,12 @@ class LeaseTable:
         if params.period:
             wait = max(wait, window_room_in(self, reply, permits, lease.balance // params.cost))
             lease.note_retry(now, now + wait * 1000, permits > 1)
-            return answer(False, self.units, spare, max(window_left(self, lease, now), wait), wait)
+            return decision_with(self, False, spare, max(window_left(self, lease, now), wait), wait)
         missing = max(price - total, wait * params.rate)
         if permits > 1 and price > params.room - reply.others * params.cost:
             missing = max(missing, RECALL_US * params.rate)  # no refill is enough: others have to give back first
         lease.note_retry(now, now + -(-missing // params.rate) * 1000, permits > 1)
-        return answer(False, self.units, spare, max(params.room - spare, missing), missing)
+        return decision_with(self, False, spare, max(params.room - spare, missing), missing)
 
     def decide_peek(self, lease: Lease, reply: LeaseReply, permits: int, now: int) -> Decision:
         """The answer to a peek, or how things stand after a reset."""
@@ -180,9 +179,9 @@ class LeaseTable:
         price = permits * params.cost
         after = spare - price
         if after >= 0:
-            return answer(True, self.units, after, ends if params.period else params.room - after, 0)
+            return decision_with(self, True, after, ends if params.period else params.room - after, 0)
         wait = window_room_in(self, reply, permits, reply.out) if params.period else price - total
-        return answer(False, self.units, spare, max(ends if params.period else params.room - spare, wait), wait)
+        return decision_with(self, False, spare, max(ends if params.period else params.room - spare, wait), wait)
 
 
 # Functions, because a compiled class with interpreted subclasses calls its own methods through Python.
@@ -219,12 +218,12 @@ def deny(table: LeaseTable, lease: Lease, now: int, cost: int) -> Decision:
             until = now + multiply(wait, 1000)
     lease.note_retry(now, until, cost > table.cost)
     spare = min(here + lease.free_in_redis, cost - 1)
-    denial = QuickDenial()
-    denial._units = table.units
-    denial._spare = spare
-    denial._reset = max(reset_units(table, lease, now, spare), wait)
-    denial._retry = wait
-    return denial
+    return decision_with(table, False, spare, max(reset_units(table, lease, now, spare), wait), wait)
+
+
+def decision_with(table: LeaseTable, allowed: bool, spare: int, reset: int, retry: int) -> Decision:
+    """A decision that leaves *spare* units; *reset* and *retry* as in `reset_units`."""
+    return decision_in(table.units, allowed, table.room - spare, reset, retry)
 
 
 def reset_units(table: LeaseTable, lease: Lease, now: int, spare: int) -> int:

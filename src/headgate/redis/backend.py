@@ -41,7 +41,7 @@ class RuleOnRedis:
         self._store = store
         self._limit: float | None = None  # seconds for a call; None: the store's time-out
 
-    def within(self, seconds: float) -> Self:
+    def with_timeout(self, seconds: float) -> Self:
         """The same backend with *seconds* for a call, if that is less than the store's time-out."""
         other = copy.copy(self)
         other._limit = seconds

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock
-from headgate.decision import Decision, Units, answer
+from headgate.decision import Decision, Units, decision_in
 from headgate.keys import digest, hash_tag, label
 from headgate.rule import Rule
 
@@ -206,7 +206,8 @@ class LimiterScript:
 
     def decision(self, reply: Any) -> Decision:
         allowed, binds, remaining, reset, retry = reply
-        return answer(allowed == 1, self._units[binds - 1], remaining, reset, retry)
+        units = self._units[binds - 1]
+        return decision_in(units, allowed == 1, units.limit - remaining, reset, retry)
 
     def _start(self, script: bytes, checks: int) -> bytes:
         keys = checks * self.weight

@@ -20,7 +20,7 @@ from headgate._mypyc import mypyc_attr
 from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
-from headgate.decision import COMPILED, Decision, QuickDecision, QuickDenial, answer
+from headgate.decision import COMPILED, Decision, LimiterDecision, decision_in
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits, check_policy
 from headgate.stores.base import NO_PICKLE, Health, StateBackend, StoreHealth
@@ -202,7 +202,7 @@ class Table:
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # nothing that could be down
 
-    def within(self, seconds: float) -> Table:
+    def with_timeout(self, seconds: float) -> Table:
         return self
 
     def known(self, key: str) -> Any:
@@ -294,7 +294,8 @@ class Table:
             for key in table.order[:_CANDIDATES]
         ]
         wait = multiply(max(min(waits), 1), self.algorithm.rate)
-        return answer(not permits, self.algorithm, 0, wait, wait if permits else 0)
+        units = self.algorithm
+        return decision_in(units, not permits, multiply(units.limit, units.cost), wait, wait if permits else 0)
 
 
 class BucketTable(Table):
@@ -320,13 +321,14 @@ class BucketTable(Table):
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         cost = self.cost if permits is ONE else multiply(check_permits(permits, self.units.limit), self.cost)
-        if not LOCKED and type(key) is not str:
-            key = check_key(key)
         now = 0
         try:
             if LOCKED:
-                self.acquire_lock()
-            now = self.read_clock() // 1000
+                self.lock.acquire()
+            elif type(key) is not str:
+                key = check_key(key)
+            read_clock = self.read_clock
+            now = read_clock() // 1000
             if now >= self.sweep_at:
                 self.sweep(now)
             start = now if self.rate == 1 else multiply(now, self.rate)
@@ -335,18 +337,21 @@ class BucketTable(Table):
             if debt < 0:
                 debt = 0
             after = debt + cost
-            short = after - self.room
-            if short > 0:
-                denial = QuickDenial()
+            if after > self.room:
+                denial = LimiterDecision()
+                denial.allowed = False
+                denial.degraded = False
                 denial._units = self.units
-                denial._spare = self.room - debt
+                denial._used = debt
                 denial._reset = debt
-                denial._retry = short
+                denial._retry = after - self.room
                 return denial
             paid[key] = start + after
-            decision = QuickDecision()
+            decision = LimiterDecision()
+            decision.allowed = True
+            decision.degraded = False
             decision._units = self.units
-            decision._spare = -short
+            decision._used = after
             decision._reset = after
             decision._retry = 0
             return decision
@@ -358,7 +363,7 @@ class BucketTable(Table):
         finally:
             if LOCKED:
                 try:
-                    self.release_lock()
+                    self.lock.release()
                 except RuntimeError:
                     pass  # interrupted before it was ours
 
@@ -398,5 +403,5 @@ class AsyncTable:
     def store_health(self) -> StoreHealth:
         return self.table.store_health()
 
-    def within(self, seconds: float) -> AsyncTable:
+    def with_timeout(self, seconds: float) -> AsyncTable:
         return self

@@ -71,8 +71,8 @@ class ThreadPoolStore:
     def store_health(self) -> StoreHealth:
         return self._backend.store_health()
 
-    def within(self, seconds: float) -> ThreadPoolStore:
-        return ThreadPoolStore(self._store, self._backend.within(seconds))
+    def with_timeout(self, seconds: float) -> ThreadPoolStore:
+        return ThreadPoolStore(self._store, self._backend.with_timeout(seconds))
 
     async def _run(self, function: Callable[..., R], *args: object) -> R:
         return await asyncio.get_running_loop().run_in_executor(None, function, *args)
