@@ -19,19 +19,12 @@ from headgate.decision import Decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import check_permits
+from headgate.service import responses
 from headgate.service.checks import FORM
 from headgate.service.model import BATCH, Answer, Check, Checks
 from headgate.service.problem import HTTPError
 from headgate.service.request import parse_json, parse_query, quoted_names, refuse_duplicates
 from headgate.service.resolve import resolve_request
-from headgate.service.responses import (
-    as_json,
-    bad_check,
-    decision_response,
-    exempt_response,
-    record,
-    store_unavailable,
-)
 from headgate.service.rsgi import Exchange, Response, Scope
 from headgate.service.rules import Charge, CompiledRule
 
@@ -128,7 +121,7 @@ def _plan(state: State, scope: Scope, one: Check) -> PlannedCheck:
         if not exempt:
             check_permits(cost, rule.capacity)
     except (InvalidKey, InvalidPermits) as error:
-        raise bad_check(rule, cost, error) from None
+        raise responses.bad_check(rule, cost, error) from None
     return PlannedCheck(rule, key, exempt, cost)
 
 
@@ -142,7 +135,7 @@ async def _decide(app: App, state: State, planned: list[PlannedCheck], charges: 
     for i, one in enumerate(planned):
         began = perf_counter_ns()
         if one.exempt:
-            answers[i] = str(exempt_response(app, one.rule, one.key, 0)[2])
+            answers[i] = str(responses.exempt_response(app, one.rule, one.key, 0)[2])
         elif one.rule.take_now:
             made = one.rule.take_now(one.key, one.cost)
             answers[i] = _answer(app, state, one, made, perf_counter_ns() - began, charges)
@@ -155,7 +148,7 @@ async def _decide(app: App, state: State, planned: list[PlannedCheck], charges: 
             try:
                 made = await one.rule.limiter.try_acquire(one.key, one.cost)
             except StoreUnavailable as error:
-                answers[i] = store_unavailable(app, one.rule, one.key, error)
+                answers[i] = responses.store_unavailable(app, one.rule, one.key, error)
                 continue
             answers[i] = _answer(app, state, one, made, perf_counter_ns() - began, charges)
 
@@ -166,8 +159,8 @@ async def _decide(app: App, state: State, planned: list[PlannedCheck], charges: 
 def _answer(app: App, state: State, one: PlannedCheck, made: Decision, nanoseconds: int, charges: list[Charge]) -> str:
     if made.allowed and not made.degraded:
         charges.append((one.rule, one.key, one.cost))
-    allowed = record(app, one.rule, one.key, made, nanoseconds)
-    return str(decision_response(state, one.rule, as_json(one.key), made, allowed)[2])
+    allowed = responses.record(app, one.rule, one.key, made, nanoseconds)
+    return str(responses.decision_response(state, one.rule, responses.as_json(one.key), made, allowed)[2])
 
 
 def _unanswered(one: PlannedCheck, why: str) -> str:

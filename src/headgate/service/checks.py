@@ -30,7 +30,7 @@ from headgate.service.responses import (
     store_unavailable,
 )
 from headgate.service.rsgi import Exchange, Response, Scope
-from headgate.service.rules import CompiledRule
+from headgate.service.rules import Charge, CompiledRule
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -92,7 +92,7 @@ async def _check(
     if "wait" in asked:
         seconds = _seconds(state, asked["wait"])
         if not rule.shadow:  # a shadow rule always allows, so there is nothing to wait for
-            return await _wait(app, state, scope, exchange, rule, key, permits, seconds)
+            return await _wait(app, state, scope, exchange, (rule, key, permits * rule.cost), seconds)
     json_key = as_json(key)
     response = await _take(app, state, scope, exchange, rule, key, json_key, permits * rule.cost, began)
     if query is not None and "key" in asked and len(query) <= MAX_SEEN_QUERY and rule.key_only:
@@ -199,20 +199,14 @@ async def _peek(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, C
 
 
 async def _wait(
-    app: App,
-    state: State,
-    scope: Scope,
-    exchange: Exchange,
-    rule: CompiledRule,
-    key: str,
-    permits: int,
-    seconds: float,
+    app: App, state: State, scope: Scope, exchange: Exchange, wanted: Charge, seconds: float
 ) -> Response | None:
     """Hold the response until the permits are there or the time is over; a client that disconnects spends none."""
+    rule, key, cost = wanted
     if app.waiting >= MAX_WAITERS:
         seconds = 0.0
     app.waiting += 1
-    acquired = asyncio.ensure_future(rule.limiter.acquire(key, permits * rule.cost, timeout=seconds))
+    acquired = asyncio.ensure_future(rule.limiter.acquire(key, cost, timeout=seconds))
     disconnected = asyncio.ensure_future(exchange.client_disconnect())
     try:
         await asyncio.wait({acquired, disconnected}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,7 +214,7 @@ async def _wait(
             raise HTTPError(400, "the client has disconnected")  # cannot be sent, but ends up in the debug log
         made = acquired.result()
     except (InvalidKey, InvalidPermits) as error:
-        raise bad_check(rule, permits * rule.cost, error) from None
+        raise bad_check(rule, cost, error) from None
     except RateLimited as error:
         made = error.decision
     except StoreUnavailable as error:
@@ -232,7 +226,7 @@ async def _wait(
     response = decision_response(state, rule, as_json(key), made, record(app, rule, key, made, None))
     if not made.allowed or made.degraded:
         return response
-    await app.delivery.send(scope, exchange, response, [(rule, key, permits * rule.cost)])
+    await app.delivery.send(scope, exchange, response, [wanted])
     return None
 
 
