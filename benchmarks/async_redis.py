@@ -41,8 +41,9 @@ return {1, math.floor(tokens - 1)}
 @asynccontextmanager
 async def headgate(url: str, algorithm: str) -> AsyncIterator[Check]:
     from headgate import AsyncLimiter
+    from headgate.rule import check_algorithm
 
-    async with AsyncLimiter(QUOTA, algorithm=algorithm, store=url, on_store_error="raise") as limiter:
+    async with AsyncLimiter(QUOTA, algorithm=check_algorithm(algorithm), store=url, on_store_error="raise") as limiter:
 
         async def check(key: str) -> bool:
             return (await limiter.try_acquire(key)).allowed

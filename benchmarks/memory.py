@@ -27,8 +27,9 @@ Start = Callable[[str], AbstractContextManager[Loop]]  # algorithm -> a loop ove
 @contextmanager
 def headgate(algorithm: str) -> Iterator[Loop]:
     from headgate import Limiter
+    from headgate.rule import check_algorithm
 
-    with Limiter(QUOTA, algorithm=algorithm) as limiter:
+    with Limiter(QUOTA, algorithm=check_algorithm(algorithm)) as limiter:
         try_acquire = limiter.try_acquire
 
         def loop(keys: Sequence[str]) -> int:

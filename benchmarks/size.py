@@ -46,10 +46,11 @@ def peak() -> int:
 
 def headgate(algorithm: str) -> tuple[Callable[[str], Any], Callable[[], int]]:
     from headgate import Limiter
+    from headgate.rule import check_algorithm
     from headgate.stores.memory import MemoryStore
 
     store = MemoryStore()
-    return Limiter(QUOTA, algorithm=algorithm, store=store).try_acquire, store.__len__
+    return Limiter(QUOTA, algorithm=check_algorithm(algorithm), store=store).try_acquire, store.__len__
 
 
 def limits(algorithm: str) -> tuple[Callable[[str], Any], Callable[[], int]]:

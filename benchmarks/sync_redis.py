@@ -26,8 +26,9 @@ SCRIPT_COMMANDS = ("eval", "evalsha", "fcall")
 @contextmanager
 def headgate(url: str, algorithm: str) -> Iterator[Check]:
     from headgate import Limiter
+    from headgate.rule import check_algorithm
 
-    with Limiter(QUOTA, algorithm=algorithm, store=url, on_store_error="raise") as limiter:
+    with Limiter(QUOTA, algorithm=check_algorithm(algorithm), store=url, on_store_error="raise") as limiter:
         yield lambda key: limiter.try_acquire(key).allowed
 
 

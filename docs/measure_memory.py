@@ -30,9 +30,10 @@ import redis
 
 import headgate
 from headgate import Limiter
+from headgate.rule import AlgorithmName
 
 QUOTA = "100/hour"
-RULES: dict[str, tuple[str, str | list[str]]] = {
+RULES: dict[str, tuple[AlgorithmName, str | list[str]]] = {
     "token_bucket": ("token_bucket", QUOTA),
     "leaky_bucket": ("leaky_bucket", QUOTA),
     "fixed_window": ("fixed_window", QUOTA),

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 from headgate import AsyncLimiter, Decision, Limiter, RateLimited
+from headgate.rule import AlgorithmName
 from headgate.testing import ManualClock
 
 LIMIT = 10
@@ -28,7 +30,7 @@ TRACE = [(7.5, 0.25, 10), (10.0, 0.25, 10), (14.0, 0.5, 20), (36.0, 0.25, 14)]
 PHASES = [(7.5, 12.25, "bursts"), (14, 23.5, "twice the rate"), (36, 39.25, "burst")]
 CALLS = sorted(first + i * gap for first, gap, count in TRACE for i in range(count))
 
-ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"]
+ALGORITHMS: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Run:
         return max(sum(t <= start < t + PERIOD for start in self.starts) for t in self.starts)
 
 
-def ask(algorithm: str) -> Run:
+def ask(algorithm: AlgorithmName) -> Run:
     """Walk a limiter through the trace with `try_acquire`."""
     clock = ManualClock()
     limiter = Limiter(QUOTA, algorithm=algorithm, clock=clock)
@@ -252,7 +254,7 @@ CAPTIONS = {
 }
 
 
-def _values(algorithm: str, run: Run) -> list[tuple[float, float]]:
+def _values(algorithm: AlgorithmName, run: Run) -> list[tuple[float, float]]:
     if algorithm == "gcra":
         return _corners([(time, standing.reset_after) for time, standing in run.standing])
     if algorithm == "leaky_bucket":
@@ -265,7 +267,7 @@ def _verdict(run: Run) -> str:
     return f"{asked} asked, {len(run.admitted)} admitted, {len(run.denied)} denied"
 
 
-def draw(algorithm: str, run: Run) -> str:
+def draw(algorithm: AlgorithmName, run: Run) -> str:
     """One algorithm: what happened to each call, its state, and the calls of the last period."""
     queued = run.starts != run.admitted
     end = run.standing[-1][0]
@@ -378,7 +380,8 @@ def pictures() -> dict[str, str]:
     runs = {algorithm: ask(algorithm) for algorithm in ALGORITHMS}
     paced = queue()
     drawn = {f"{name}.svg": draw(name, paced if name == "leaky_bucket" else run) for name, run in runs.items()}
-    return {"overview.svg": overview({**runs, "leaky_bucket by pace()": paced}), **drawn}
+    rows: dict[str, Run] = {str(name): run for name, run in runs.items()}
+    return {"overview.svg": overview({**rows, "leaky_bucket by pace()": paced}), **drawn}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from headgate import AsyncLimiter, Decision
 from headgate.errors import StoreUnavailable
+from headgate.rule import AlgorithmName
 from tests.support.clocks import PATIENCE, until_async
 from tests.support.proxy import Proxy
 from tests.support.quotas import ALGORITHMS
@@ -21,7 +22,7 @@ async def check_all(limiter: AsyncLimiter, count: int) -> list[Decision]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_many_checks_make_few_trips(algorithm: str, any_redis_server: Server) -> None:
+def test_many_checks_make_few_trips(algorithm: AlgorithmName, any_redis_server: Server) -> None:
     async def check() -> None:
         async with (
             Proxy(any_redis_server.port) as proxy,

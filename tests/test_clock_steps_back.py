@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from headgate import Limiter
+from headgate.rule import AlgorithmName
 
 ALGORITHMS = ["token_bucket", "leaky_bucket", "gcra", "sliding_window", "sliding_window_counter"]
 PERIOD = 10_000_000
@@ -32,7 +33,7 @@ class SteppingClock:
 
 @pytest.mark.parametrize("quotas", ["10/10s", ["10/10s", "7/5s"]], ids=["one", "several"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_retry_after_is_true_and_bounded(algorithm: str, quotas: str | list[str], redis_url: str) -> None:
+def test_retry_after_is_true_and_bounded(algorithm: AlgorithmName, quotas: str | list[str], redis_url: str) -> None:
     dice = random.Random(algorithm)
     denials = 0
     for trial in range(60):
@@ -55,7 +56,7 @@ def test_retry_after_is_true_and_bounded(algorithm: str, quotas: str | list[str]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_is_forgotten(algorithm: str, redis_url: str) -> None:
+def test_nothing_is_forgotten(algorithm: AlgorithmName, redis_url: str) -> None:
     """A key at its limit stays there, however far the clock steps back."""
     for step in (1, PERIOD // 2, PERIOD, 2 * PERIOD + 1, 3_600_000_000):
         clock = SteppingClock()

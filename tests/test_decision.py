@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from headgate import Decision, Limiter
+from headgate.rule import AlgorithmName
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.support.quotas import ALGORITHMS
 
 
-def decisions(algorithm: str) -> tuple[Decision, Decision]:
+def decisions(algorithm: AlgorithmName) -> tuple[Decision, Decision]:
     """One granted, one denied."""
     with Limiter("1/minute", algorithm=algorithm, clock=ManualClock()) as limiter:
         return limiter.try_acquire("k"), limiter.try_acquire("k")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_types(algorithm: str) -> None:
+def test_types(algorithm: AlgorithmName) -> None:
     for decision in decisions(algorithm):
         assert isinstance(decision, Decision)
         assert type(decision.allowed) is bool
@@ -31,14 +32,14 @@ def test_types(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_truth(algorithm: str) -> None:
+def test_truth(algorithm: AlgorithmName) -> None:
     granted, denied = decisions(algorithm)
     assert granted and granted.allowed and granted.retry_after == 0.0
     assert not denied and not denied.allowed and denied.retry_after > 0.0
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_equal_by_value(algorithm: str) -> None:
+def test_equal_by_value(algorithm: AlgorithmName) -> None:
     first, second = decisions(algorithm), decisions(algorithm)
     assert first == second
     assert [hash(decision) for decision in first] == [hash(decision) for decision in second]
@@ -47,7 +48,7 @@ def test_equal_by_value(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_copies_are_equal(algorithm: str) -> None:
+def test_copies_are_equal(algorithm: AlgorithmName) -> None:
     for decision in decisions(algorithm):
         assert pickle.loads(pickle.dumps(decision)) == decision
         assert copy.copy(decision) == decision
@@ -55,7 +56,7 @@ def test_copies_are_equal(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_repr_shows_the_numbers(algorithm: str) -> None:
+def test_repr_shows_the_numbers(algorithm: AlgorithmName) -> None:
     for decision in decisions(algorithm):
         text = repr(decision)
         for name in ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded"):
@@ -85,7 +86,7 @@ def test_made_by_hand(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_one_made_by_hand_equals_a_limiters(algorithm: str) -> None:
+def test_one_made_by_hand_equals_a_limiters(algorithm: AlgorithmName) -> None:
     names = ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded")
     for decision in decisions(algorithm):
         assert Decision(**{name: getattr(decision, name) for name in names}) == decision

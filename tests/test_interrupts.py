@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate import AsyncLimiter, Limiter
+from headgate.rule import AlgorithmName
 from tests.support.quotas import ALGORITHMS
 from tests.support.servers import Server
 
@@ -20,7 +21,7 @@ def pestered(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_memory_goes_on(algorithm: str) -> None:
+def test_memory_goes_on(algorithm: AlgorithmName) -> None:
     assert pestered("memory", algorithm, "1000000/second", "999983/second", "7/day") == "survived\n"
 
 
@@ -39,7 +40,7 @@ class Folded(str):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_key_with_ideas_of_its_own(algorithm: str) -> None:
+def test_a_key_with_ideas_of_its_own(algorithm: AlgorithmName) -> None:
     limiter = Limiter("3/30d", algorithm=algorithm)
     assert [limiter.try_acquire(Folded("Bob")).allowed for _ in range(4)] == [True, True, True, False]
     limiter.reset(Folded("Bob"))

@@ -9,6 +9,7 @@ import pytest
 
 from headgate import Limiter
 from headgate.errors import RateLimited
+from headgate.rule import AlgorithmName
 from tests.support.callers import Callers
 from tests.support.clocks import PATIENCE, WatchedClock, until
 from tests.support.quotas import ALGORITHMS
@@ -128,6 +129,6 @@ def test_decorator_and_context_manager(callers: Callers) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
-def test_only_a_leaky_bucket_paces(algorithm: str) -> None:
+def test_only_a_leaky_bucket_paces(algorithm: AlgorithmName) -> None:
     with Limiter("1/second", algorithm=algorithm) as limiter, pytest.raises(ValueError, match="leaky_bucket"):
         limiter.pace("k")

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from headgate import Limiter, Quota
 from headgate.errors import HeadgateError, InvalidQuota
+from headgate.rule import AlgorithmName
 from tests.support.quotas import BUCKETS, WINDOWS
 
 GOOD = [
@@ -106,14 +107,14 @@ def test_only_text_parses(text: object) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BUCKETS)
-def test_a_bucket_takes_a_burst(algorithm: str) -> None:
+def test_a_bucket_takes_a_burst(algorithm: AlgorithmName) -> None:
     with Limiter("10/second burst 100", algorithm=algorithm) as limiter:
         assert limiter.peek("k", permits=0).limit == 100
 
 
 @pytest.mark.parametrize("algorithm", WINDOWS)
 @pytest.mark.parametrize("quota", ["10/second burst 100", Quota(10, 1.0, burst=10), ["5/second", "9/minute burst 2"]])
-def test_a_window_refuses_a_burst(algorithm: str, quota: str | Quota | list[str | Quota]) -> None:
+def test_a_window_refuses_a_burst(algorithm: AlgorithmName, quota: str | Quota | list[str | Quota]) -> None:
     with pytest.raises(InvalidQuota, match="burst"):
         Limiter(quota, algorithm=algorithm)
 

@@ -12,6 +12,7 @@ import redis
 import redis.asyncio
 
 from headgate import AsyncLimiter, Limiter, Quota
+from headgate.rule import AlgorithmName
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.callers import MakeLimiter
@@ -41,7 +42,7 @@ def commands(server: Server, work: Callable[[], object]) -> list[str]:
 @pytest.mark.parametrize("quotas", [["50/minute"], ["50/minute", "60/hour", "70/day"]], ids=["one", "several"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_decision_is_one_command(
-    algorithm: str, quotas: list[str], any_redis_server: Server, any_redis_limiter: MakeLimiter
+    algorithm: AlgorithmName, quotas: list[str], any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
     limiter = any_redis_limiter(quotas, algorithm=algorithm)
     limiter.try_acquire("k")  # the script is known now
@@ -70,7 +71,7 @@ def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_flushed_script_cache_is_filled_again(
-    algorithm: str, any_redis_server: Server, any_redis_limiter: MakeLimiter
+    algorithm: AlgorithmName, any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
     with any_redis_server.client() as client:
         limiter = any_redis_limiter("50/30d", algorithm=algorithm)
@@ -80,7 +81,7 @@ def test_a_flushed_script_cache_is_filled_again(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flushed_script_cache_is_filled_again_async(algorithm: str, any_redis_server: Server) -> None:
+def test_a_flushed_script_cache_is_filled_again_async(algorithm: AlgorithmName, any_redis_server: Server) -> None:
     async def check() -> None:
         with any_redis_server.client() as client:
             async with AsyncLimiter("50/30d", algorithm=algorithm, store=any_redis_server.url) as limiter:
@@ -97,7 +98,7 @@ def test_a_flushed_script_cache_is_filled_again_async(algorithm: str, any_redis_
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_command_is_deprecated_or_forbidden(
-    algorithm: str, any_redis_server: Server, any_redis_limiter: MakeLimiter
+    algorithm: AlgorithmName, any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
     """A script must not look through all keys, whatever the number of keys."""
     limiter = any_redis_limiter(["5/minute", "6/hour"], algorithm=algorithm)
@@ -140,7 +141,7 @@ def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server, red
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 61.0, 3600.0, 10_000_000.0])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
 def test_a_clock_that_steps_back_sets_nobody_free_and_locks_nobody_out(
-    algorithm: str, back: float, redis_limiter: MakeLimiter
+    algorithm: AlgorithmName, back: float, redis_limiter: MakeLimiter
 ) -> None:
     """A failover can put an older clock in charge. (A fixed window then has another name, and its own count.)"""
     before, after = ManualClock(1_700_000_000), ManualClock(1_700_000_000 - back)
@@ -170,7 +171,9 @@ BURST_CHANGES = [("100/minute", "100/minute burst 5"), ("7/minute burst 1000", "
         for old, new in CHANGES + (BURST_CHANGES if algorithm in BUCKETS else [])
     ],
 )
-def test_a_new_quota_on_live_keys_does_no_harm(algorithm: str, old: str, new: str, redis_limiter: MakeLimiter) -> None:
+def test_a_new_quota_on_live_keys_does_no_harm(
+    algorithm: AlgorithmName, old: str, new: str, redis_limiter: MakeLimiter
+) -> None:
     """What the old quota wrote is read by the new one: sane numbers, no error, and it comes back to normal."""
     clock = ManualClock()
     clock.advance(12.345678)

@@ -39,10 +39,10 @@ class _OnStore:
         self,
         quota: Quotas,
         *,
-        algorithm: AlgorithmName | str = "token_bucket",
+        algorithm: AlgorithmName = "token_bucket",
         store: str | Store = "memory://",
         name: str = "default",
-        on_store_error: OnStoreError | str = "allow",
+        on_store_error: OnStoreError = "allow",
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate import Limiter, Quota
+from headgate.rule import AlgorithmName
 from headgate.testing import ManualClock
 from tests.support.quotas import BUCKETS, BURSTS, PLAIN, pauses, period_us, permits
 
 Grants = list[tuple[int, int]]  # (microsecond, permits)
 
 
-def grants(algorithm: str, quota: Quota, data: st.DataObject) -> Grants:
+def grants(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> Grants:
     """Take and take again through random pauses; list what was granted."""
     clock = ManualClock()
     with Limiter(quota, algorithm=algorithm, clock=clock) as limiter:
@@ -57,7 +58,7 @@ def test_sliding_window_counter_never_holds_two_limits(quota: Quota, data: st.Da
 @pytest.mark.parametrize("algorithm", BUCKETS)
 @pytest.mark.parametrize("quota", PLAIN + BURSTS, ids=str)
 @given(data=st.data())
-def test_buckets_hold_over_any_stretch(algorithm: str, quota: Quota, data: st.DataObject) -> None:
+def test_buckets_hold_over_any_stretch(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> None:
     """Never more than the capacity, and what flows in meanwhile."""
     granted = grants(algorithm, quota, data)
     rate = Fraction(quota.limit, period_us(quota))

@@ -7,6 +7,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
+from headgate.rule import AlgorithmName
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Load
 from tests.support.quotas import ALGORITHMS
@@ -31,7 +32,7 @@ def left(limiter: Limiter) -> int:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_reset_in_mid_reply(algorithm: str, node: Node) -> None:
+def test_reset_in_mid_reply(algorithm: AlgorithmName, node: Node) -> None:
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct:
         for length in TRUNCATED:
             with Limiter(QUOTA, store=proxy.bare_url + PATIENT, algorithm=algorithm) as limiter:

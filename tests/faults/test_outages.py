@@ -6,6 +6,7 @@ import pytest
 
 from headgate import Limiter
 from headgate.errors import StoreUnavailable
+from headgate.rule import OnStoreError
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Answer, Load
 from tests.support.outages import OUTAGES
@@ -25,7 +26,7 @@ CASES += [(name, "allow") for name in OUTAGES if (name, "allow") not in CASES]
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
 @pytest.mark.parametrize(("outage", "policy"), CASES)
-def test_an_outage_under_load(outage: str, policy: str, how: str, node: Node) -> None:
+def test_an_outage_under_load(outage: str, policy: OnStoreError, how: str, node: Node) -> None:
     quota = f"{LIMIT}/30d" if policy == "local" else "1000000/30d"
     with FaultyProxy(node.port) as proxy:
         url = node.bare_url if outage == "killed" else proxy.bare_url  # nobody listens there then, as in life
@@ -53,7 +54,7 @@ def _all_are_back(load: Load) -> bool:
     return len(recent) > 20 and sum(answer.by_store for answer in recent) >= 0.9 * len(recent)
 
 
-def _check_policy(policy: str, down: list[Answer]) -> None:
+def _check_policy(policy: OnStoreError, down: list[Answer]) -> None:
     assert down, "nobody was answered"
     assert not any(answer.by_store for answer in down)
     admitted = sum(answer.admitted for answer in down)
@@ -69,7 +70,7 @@ def _check_policy(policy: str, down: list[Answer]) -> None:
 
 @pytest.mark.parametrize("policy", ["allow", "deny", "local"])
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
-def test_the_policy_answers_at_once(outage: str, policy: str, node: Node) -> None:
+def test_the_policy_answers_at_once(outage: str, policy: OnStoreError, node: Node) -> None:
     """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
     with (
         FaultyProxy(node.port) as proxy,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import AsyncHybridLimiter, InvalidKey, PermitsExceedLimit, RateLimited
+from headgate.rule import AlgorithmName
 from headgate.stores.redis import RedisStore
 from tests.hybrid.test_limiter import KINDS, SLOW, out
 from tests.support.clocks import PATIENCE, until_async
@@ -17,7 +18,7 @@ from tests.support.servers import Server
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_quota(kind: str, redis_server: Server) -> None:
+async def test_quota(kind: AlgorithmName, redis_server: Server) -> None:
     """Exactly the quota is allowed, and closing gives everything back."""
     async with AsyncHybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
         decisions = [await limiter.try_acquire("k") for _ in range(300)]

@@ -26,6 +26,7 @@ from headgate import (
 )
 from headgate.hybrid import drivers
 from headgate.hybrid.protocol import PROFILES
+from headgate.rule import AlgorithmName
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -47,7 +48,7 @@ def out(server: Server, key: str = "k", kind: str = "token_bucket") -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_quota(kind: str, any_redis_server: Server) -> None:
+def test_quota(kind: AlgorithmName, any_redis_server: Server) -> None:
     """Exactly the quota is allowed, in order, with falling remaining and a retry time when it is spent."""
     with HybridLimiter(SLOW, algorithm=kind, store=any_redis_server.url) as limiter:
         decisions = [limiter.try_acquire("k") for _ in range(300)]
@@ -60,7 +61,7 @@ def test_quota(kind: str, any_redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_limit(kind: str, redis_server: Server) -> None:
+def test_shared_limit(kind: AlgorithmName, redis_server: Server) -> None:
     """Four limiters together admit the quota, all of it and no more."""
     clock = WatchedClock()
     limiters = [HybridLimiter(SLOW, algorithm=kind, store=redis_server.url, clock=clock) for _ in range(4)]
@@ -165,7 +166,7 @@ def test_refund_before_close(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reset(kind: str, redis_server: Server) -> None:
+def test_reset(kind: AlgorithmName, redis_server: Server) -> None:
     """reset() makes a key as good as new."""
     with HybridLimiter(SLOW, algorithm=kind, store=redis_server.url) as limiter:
         for _ in range(2):
@@ -546,7 +547,7 @@ def test_local_denial(redis_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_retry_after(kind: str, redis_server: Server) -> None:
+def test_retry_after(kind: AlgorithmName, redis_server: Server) -> None:
     """A call after retry_after succeeds."""
     clock = ManualClock()
     store = RedisStore(redis_server.url, clock=clock)
@@ -631,6 +632,7 @@ sys.modules["redis"] = None
 from headgate import *
 Limiter("1/second")
 from headgate.simulate import Scenario, simulate
+from headgate.rule import AlgorithmName
 try:
     from headgate import HybridLimiter
     HybridLimiter("1/second")

@@ -8,6 +8,7 @@ import pytest
 
 from headgate import HybridLimiter
 from headgate.hybrid.lease import MILLISECOND
+from headgate.rule import AlgorithmName
 from headgate.testing import ManualClock
 from tests.support.hybrid_sole_process import SoleProcess
 from tests.support.servers import Server
@@ -19,7 +20,7 @@ QUOTAS = {"token_bucket": BUCKETS, "gcra": BUCKETS, "fixed_window": WINDOWS, "sl
 
 
 @pytest.mark.parametrize("kind", QUOTAS)
-def test_retry_after_is_enough(kind: str, redis_server: Server) -> None:
+def test_retry_after_is_enough(kind: AlgorithmName, redis_server: Server) -> None:
     """A denied caller that waits for retry_after is served, on a real Redis."""
     waits = 0
     for number, quota in enumerate(QUOTAS[kind] * 2):
@@ -52,7 +53,7 @@ MIXED = {
 @pytest.mark.parametrize("accuracy", ["high", "medium", "low"])
 @pytest.mark.parametrize("kind", MIXED)
 @pytest.mark.parametrize("stalls", [False, True])
-def test_retry_after_beside_other_calls(kind: str, accuracy: str, stalls: bool) -> None:
+def test_retry_after_beside_other_calls(kind: AlgorithmName, accuracy: str, stalls: bool) -> None:
     """On a clock of its own, with reports under way: permits of 1 to all, and several were told to come back."""
     waits = 0
     for number, quota in enumerate(MIXED[kind] * 3):
@@ -165,7 +166,7 @@ def test_retry_times_of_a_sole_process(quota: str, accuracy: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUOTAS)
-def test_retry_after_is_positive(kind: str, redis_server: Server) -> None:
+def test_retry_after_is_positive(kind: AlgorithmName, redis_server: Server) -> None:
     """A denial never has a retry_after of 0."""
     refused = 0
     for number, quota in enumerate(QUOTAS[kind]):

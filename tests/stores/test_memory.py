@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from headgate import Limiter
+from headgate.rule import AlgorithmName
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.support.callers import in_threads
@@ -23,7 +24,7 @@ def store(clock: ManualClock) -> MemoryStore:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_flood(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+def test_flood(algorithm: AlgorithmName, store: MemoryStore, clock: ManualClock) -> None:
     """A flood of new keys neither grows the store nor frees a key that is at its limit."""
     limiter = Limiter("3/hour", algorithm=algorithm, store=store)
     limited = [f"limited {number}" for number in range(20)]
@@ -40,7 +41,7 @@ def test_flood(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_full(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
+def test_full(algorithm: AlgorithmName, store: MemoryStore, clock: ManualClock) -> None:
     """Full of keys at their limit, it refuses new keys until there is room."""
     limiter = Limiter("1/minute", algorithm=algorithm, store=store)
     for number in range(BOUND):
@@ -58,7 +59,7 @@ def test_full(algorithm: str, store: MemoryStore, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_peek_at_new_keys(algorithm: str) -> None:
+def test_peek_at_new_keys(algorithm: AlgorithmName) -> None:
     """A peek at a key never seen says what a call would, whatever is in a small store, of one limiter or of two."""
     chance = random.Random(algorithm)
     refused = admitted = 0
@@ -110,7 +111,7 @@ def test_flood_from_threads(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_sweep(algorithm: str, clock: ManualClock) -> None:
+def test_sweep(algorithm: AlgorithmName, clock: ManualClock) -> None:
     """Each call sweeps a few states that have expired."""
     store = MemoryStore(clock=clock)
     limiter = Limiter("2/minute", algorithm=algorithm, store=store)

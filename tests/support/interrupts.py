@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from headgate import Limiter
+from headgate.rule import check_algorithm
 
 
 class Interrupt(BaseException):
@@ -35,7 +36,7 @@ def pester(call: Callable[[], object], interrupts: int) -> None:
 
 def memory(algorithm: str, *quotas: str) -> None:
     for quota in quotas:
-        limiter = Limiter(quota, algorithm=algorithm)
+        limiter = Limiter(quota, algorithm=check_algorithm(algorithm))
         pester(lambda limiter=limiter: limiter.try_acquire("k", permits=3), 30)  # type: ignore[misc]  # a default binds it
         assert limiter.try_acquire("another")
 

@@ -2,14 +2,16 @@
 
 from fractions import Fraction
 from math import gcd
+from typing import get_args
 
 from hypothesis import strategies as st
 
 from headgate import Quota
+from headgate.rule import AlgorithmName
 
-ALGORITHMS = ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"]
-BUCKETS = ["token_bucket", "leaky_bucket", "gcra"]  # may have a burst; they refill all the time
-WINDOWS = ["fixed_window", "sliding_window", "sliding_window_counter"]
+ALGORITHMS: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
+BUCKETS: list[AlgorithmName] = ["token_bucket", "leaky_bucket", "gcra"]  # may have a burst; they refill all the time
+WINDOWS: list[AlgorithmName] = ["fixed_window", "sliding_window", "sliding_window_counter"]
 
 HOSTILE_KEYS = [
     "a", "b", "ab", "a}b", "a{b", "{", "}", "{}", "}{", "{a}", "{a", "a}", "a:b", "a:b:c", ":", "::",

@@ -6,12 +6,13 @@ Says `ready`, waits for another line, makes the calls, prints how many permits w
 import sys
 
 from headgate import Limiter
+from headgate.rule import check_algorithm
 
 
 def main() -> None:
     while words := sys.stdin.readline().split():
         url, algorithm, calls, permits, *quotas = words
-        with Limiter(quotas, algorithm=algorithm, store=url, on_store_error="raise") as limiter:
+        with Limiter(quotas, algorithm=check_algorithm(algorithm), store=url, on_store_error="raise") as limiter:
             limiter.peek("k")
             print("ready", flush=True)
             sys.stdin.readline()

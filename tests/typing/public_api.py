@@ -53,6 +53,11 @@ def limiters(store: Store) -> None:
     AsyncLimiter("5/minute", store=MemoryStore())
     AsyncLimiter("5/minute", store=RedisStore(URL), clock=ManualClock())
     AsyncHybridLimiter("5/minute", store=RedisStore(URL))
+    Limiter("5/minute", algorithm="tokenbucket")  # type: ignore[arg-type]
+    AsyncLimiter("5/minute", on_store_error="alow")  # type: ignore[arg-type]
+    HybridLimiter("5/minute", algorithm="gcra ")  # type: ignore[arg-type]
+    Limiter("5/minute").try_acquire(5)  # type: ignore[arg-type]
+    Limiter("5/minute").try_acquire("k", permits="5")  # type: ignore[arg-type]
 
 
 def coordination(store: Store) -> None:

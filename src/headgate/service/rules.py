@@ -14,6 +14,7 @@ from typing import Any
 from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import AsyncLimiter, Limiter
+from headgate.rule import check_algorithm
 from headgate.service.client_ip import IPAddress, IPNetwork, in_networks, parse_network
 from headgate.service.headers import policy_header
 from headgate.service.problem import HTTPError
@@ -59,15 +60,15 @@ class CompiledRule:
         self, name: str, algorithm: str, settings: RuleSettings, quotas: Quotas, store: Store, slot: int
     ) -> None:
         self.name = name
-        self.algorithm = algorithm
+        self.algorithm = check_algorithm(algorithm)
         self.label = algorithm.upper()
         self.limiter = AsyncLimiter(
-            quotas, algorithm=algorithm, store=store, name=name, on_store_error=settings.on_store_error
+            quotas, algorithm=self.algorithm, store=store, name=name, on_store_error=settings.on_store_error
         )
         self.take_now: Callable[[str, int], Decision] | None = None
         self.peek_now: Callable[[str, int], Decision] | None = None
         if isinstance(store, MemoryStore):  # its decisions need no await; a coroutine would cost more than they do
-            direct = Limiter(quotas, algorithm=algorithm, store=store, name=name)
+            direct = Limiter(quotas, algorithm=self.algorithm, store=store, name=name)
             self.take_now, self.peek_now = direct.try_acquire, direct.peek
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
