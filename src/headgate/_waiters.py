@@ -96,9 +96,17 @@ class WaiterQueue:
         self._lock = threading.RLock()  # reentrant: a garbage collection under the lock may make a waiter leave
         self._queues: dict[str, OrderedDict[Waiter, None]] = {}
 
-    def join(self, waiter: Waiter) -> None:
+    def join(self, waiter: Waiter, at_front: bool = False) -> None:
+        """Join the end of the queue, or its front: for a caller that came when there was none."""
         with self._lock:
-            self._queues.setdefault(waiter.key, OrderedDict())[waiter] = None
+            queue = self._queues.setdefault(waiter.key, OrderedDict())
+            queue[waiter] = None
+            if at_front:
+                queue.move_to_end(waiter, last=False)
+
+    def is_empty(self, key: str) -> bool:
+        """Whether no caller waits for *key*."""
+        return key not in self._queues
 
     def is_first(self, waiter: Waiter) -> bool:
         with self._lock:

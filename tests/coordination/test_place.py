@@ -32,10 +32,10 @@ from headgate.coordination import (
 )
 from headgate.coordination.backend import MemoryStates, open_backend
 from headgate.coordination.background import BackgroundRetry
-from headgate.coordination.runner import Pause, Plan, Runner, Ticket
+from headgate.coordination.runner import Plan, Runner, Ticket
 from headgate.coordination.states.lock import LOCK, LockState
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
-from headgate.coordination.timers import MOST, Timers
+from headgate.coordination.timers import MAX_THREADS, Timers
 from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
 from headgate.redis.pubsub import Subscription
 from headgate.stores.redis import RedisStore
@@ -195,19 +195,19 @@ def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
 
 def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes long holds up no other; they end when nothing is left to do."""
-    monkeypatch.setattr("headgate.coordination.timers.LOOK", 0.02)
+    monkeypatch.setattr("headgate.coordination.timers.CHECK_EVERY", 0.02)
     here, seen, hangs = Timers(SYSTEM_CLOCK), list[int](), threading.Event()
     for number in (3, 1, 2):
         here.later(number / 100, partial(seen.append, number))
     here.later(0.015, partial(seen.append, 0)).cancel()
     wait_until(lambda: len(seen) == 3, "all were called")
     assert sorted(seen) == [1, 2, 3]
-    for _ in range(MOST - 1):
+    for _ in range(MAX_THREADS - 1):
         here.later(0, partial(hangs.wait, 20))
     here.later(0, lambda: 1 / 0)
     here.later(0, partial(seen.append, 4))
     wait_until(lambda: seen[-1] == 4, "one thread is left for it")
-    assert here._threads <= MOST
+    assert here._threads <= MAX_THREADS
     hangs.set()
     for number in (5, 6):
         wait_until(lambda: not here._threads, "nothing is left to do")
@@ -476,11 +476,11 @@ def test_a_signal_while_somebody_waits(name: str) -> None:
     tickets: list[Ticket] = []
 
     def pause() -> Plan[None]:
-        yield Pause(0.001)
+        tickets.append(runner.ticket())
+        yield tickets[-1].pause(0.001)
 
     def wait() -> None:
-        tickets.append(runner.ticket())
-        runner.run(pause(), tickets[-1])
+        runner.run(pause())
 
     for number in itertools.count(1):
         interrupted = signal_at(number, wait)
@@ -512,17 +512,44 @@ def test_a_signal_on_the_way_into_the_line_or_out(
     wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody stays there who has gone: those who come later would wait behind it for ever."""
+    assert Lock(name, store=url).acquire()
     line = open_backend(url, None).waiters
     real = getattr(line, at)
 
-    def interrupted(place: Any) -> None:
+    def interrupted(*arguments: Any) -> None:
         monkeypatch.undo()
         if at == "join":
-            real(place)
+            real(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(line, at, interrupted)
-    with contextlib.suppress(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         wait(name, url)
     gc.collect()
     assert not any(name in key for key in line._queues)
+
+
+async def test_callers_that_come_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask two questions at a time at most, however many they are: one outside the line and the first in it."""
+    lock, at_once, most = AsyncLock(name, store=redis_server.url), 0, 0
+    states = lock._runner.backend.states
+    run = states.run_async
+
+    async def count(machine: StateMachine, name: str, operation: Operation) -> Reply:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        try:
+            return await run(machine, name, operation)
+        finally:
+            at_once -= 1
+
+    assert await AsyncLock(name, store=redis_server.url).acquire()
+    monkeypatch.setattr(states, "run_async", count)
+    tasks = [asyncio.create_task(lock.acquire()) for _ in range(200)]
+    line = lock._runner.backend.waiters._queues
+    await until_async(lambda: len(line.get(lock._runner.channel, ())) == 200)
+    assert most <= 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

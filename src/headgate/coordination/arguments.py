@@ -1,4 +1,4 @@
-"""Arguments that all tools take, checked: a bad one is an error that says what would be right."""
+"""Checks of the arguments that all tools take; the error for a bad one says what would be right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def held_for(name: str, value: float) -> float:
-    """A number of seconds for which something is held: shorter ones could not be renewed in time."""
+    """A number of seconds that a lock or a lease lasts: a shorter one could not be renewed in time."""
     if seconds(name, value) < SHORTEST:
         raise ValueError(f"{name} must be at least {SHORTEST} seconds, got {value!r}")
     return float(value)
@@ -39,8 +39,8 @@ def count(name: str, value: int) -> int:
 
 
 def is_async(function: object) -> bool:
-    """Whether to call *function* gives something to be awaited."""
-    called = getattr(function, "__call__", None)  # noqa: B004  # that of an object whose class has an async one
+    """Whether the result of *function* has to be awaited."""
+    called = getattr(function, "__call__", None)  # noqa: B004  # an object whose class has an async `__call__`
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 

@@ -92,6 +92,7 @@ class CoordinationBackend:
         # A store over the network has threads of its own: a server that hangs must not delay renewals at another.
         self.timers = _SYSTEM_TIMERS if self.in_process and clock is SYSTEM_CLOCK else Timers(clock)
         self.waiters = WaiterQueue()
+        self.asking: set[str] = set()  # channels for which a caller asks that is not in line
         self.local_states = MemoryStates(clock)  # for tools that decide alone while the store does not answer
         self.states.subscribe(self._heard, self.waiters.wake_all)
 

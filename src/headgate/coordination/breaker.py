@@ -27,7 +27,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.active_calls import ActiveCalls, Admission
 from headgate.coordination.arguments import count, is_async, seconds
 from headgate.coordination.feedback import ExceptionClassifier, Ignore
-from headgate.coordination.runner import Plan, Runner
+from headgate.coordination.runner import Plan, Tool
 from headgate.coordination.states.breaker import BREAKER
 from headgate.coordination.states.machine import Operation
 from headgate.errors import CircuitOpen, StoreUnavailable
@@ -41,16 +41,13 @@ T = TypeVar("T")
 Listener = Callable[[str, str, str], object]  # name, the state before, the state now
 
 
-class _AnyCircuitBreaker:
+class _AnyCircuitBreaker(Tool):
     """What `CircuitBreaker` and `AsyncCircuitBreaker` share: the constructor, and what is done, as plans."""
-
-    _for_tasks = False
 
     def __init__(
         self,
         name: str,
         *,
-        store: str | Store = "memory://",
         failures: int = 3,
         open_for: float = 600.0,
         successes: int = 3,
@@ -60,6 +57,7 @@ class _AnyCircuitBreaker:
         min_calls: int = 20,
         ignore: Ignore = (),
         on_change: Listener | None = None,
+        store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1):
@@ -74,8 +72,7 @@ class _AnyCircuitBreaker:
             round(seconds("window", window) * MICROSECONDS),
             count("min_calls", min_calls),
         )
-        self.name = name
-        self._runner = Runner(BREAKER, name, store, clock, tasks=self._for_tasks)
+        self._set_up(BREAKER, name, store, clock)
         self._clock = self._runner.clock
         if on_change is not None and (not callable(on_change) or is_async(on_change)):
             raise ValueError(f"on_change must be a function of name, state before and state now, got {on_change!r:.80}")
@@ -83,9 +80,6 @@ class _AnyCircuitBreaker:
         self._classifier = ExceptionClassifier(name, ignore)
         self._calls = ActiveCalls((self._runner.backend, name))
         self._alone = False  # True: the store did not answer, and this process decides alone
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._runner!r}>"
 
     def _admit_plan(self) -> Plan[None]:
         layer, now = self._calls.current(), self._clock.now()

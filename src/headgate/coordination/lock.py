@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
 from types import TracebackType
@@ -26,7 +26,7 @@ from headgate.coordination.arguments import deadline, held_for, seconds
 from headgate.coordination.backend import running_task
 from headgate.coordination.ownership import Acquisition, Event, LockTerms, Ownership
 from headgate.coordination.renewal import keep_renewed
-from headgate.coordination.runner import Plan, Runner, Ticket, wait_in_line
+from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_line
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
@@ -35,34 +35,28 @@ from headgate.stores.base import Store
 DICE = Random()
 
 
-class _AnyLock:
+class _AnyLock(Tool):
     """What `Lock` and `AsyncLock` share: the constructor, the properties, and what is done, as plans."""
-
-    _for_tasks = False
 
     def __init__(
         self,
         name: str,
         *,
-        store: str | Store = "memory://",
         ttl: float = 30.0,
         timeout: float | None = None,
         max_hold: float | None = None,
+        store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
         ttl = held_for("ttl", ttl)
         max_hold = None if max_hold is None else seconds("max_hold", max_hold)
-        self.name = name
-        self._runner = Runner(LOCK, name, store, clock, tasks=self._for_tasks)
+        self._set_up(LOCK, name, store, clock)
         deadline(self._runner.clock, timeout)  # raises now, and not in a `with`, if it is none
         self._timeout = timeout
         self._terms = LockTerms(self._runner, ttl, max_hold)
         self._ownership = Ownership()
         self._uncertain_owner = ""  # of a request that was not answered; it may hold the lock
         self._never_lost: Event = asyncio.Event() if self._for_tasks else SignalSafeEvent()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._runner!r}>"
 
     @property
     def held(self) -> bool:
@@ -87,11 +81,14 @@ class _AnyLock:
         """The thread or the task that calls."""
         raise NotImplementedError
 
-    def _acquire_plan(self, ticket: Ticket, timeout: float | None, lost: Event) -> Plan[Acquisition | None]:
+    def _acquire_plan(
+        self, new_ticket: Callable[[], Ticket], timeout: float | None, lost: Event
+    ) -> Plan[Acquisition | None]:
         acquisition = Acquisition(self._terms, lost)
         try:
             until = deadline(self._runner.clock, timeout)
-            granted = yield from wait_in_line(ticket, partial(self._attempt, acquisition), until)
+            attempt = partial(self._attempt, acquisition)
+            granted = yield from wait_in_line(self._runner, new_ticket, attempt, until)
         except BaseException:
             if acquisition.unanswered:
                 self._abandon(acquisition)
@@ -174,10 +171,10 @@ class Lock(_AnyLock):
 
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
-        caller, ticket = self._caller(), self._runner.ticket()
+        caller = self._caller()
         self._refuse_reentry(caller, timeout)
         # The thread that renews the lock sets this event, and a signal must not leave it unusable.
-        acquisition = self._runner.run(self._acquire_plan(ticket, timeout, SignalSafeEvent()), ticket)
+        acquisition = self._runner.run(self._acquire_plan(self._runner.ticket, timeout, SignalSafeEvent()))
         if acquisition is None:
             self._ownership.refuse(caller)
             return False
@@ -235,14 +232,14 @@ class AsyncLock(_AnyLock):
         self,
         name: str,
         *,
-        store: str | Store = "memory://",
         ttl: float = 30.0,
+        cancel_when_lost: bool = False,
         timeout: float | None = None,
         max_hold: float | None = None,
-        cancel_when_lost: bool = False,
+        store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(name, store=store, ttl=ttl, timeout=timeout, max_hold=max_hold, clock=clock)
+        super().__init__(name, ttl=ttl, timeout=timeout, max_hold=max_hold, store=store, clock=clock)
         self._cancel_when_lost = cancel_when_lost
 
     @property
@@ -260,8 +257,8 @@ class AsyncLock(_AnyLock):
     async def _acquire_for(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # the coroutine was made before there was an event loop
         self._refuse_reentry(caller, timeout)
-        ticket = self._runner.async_ticket()
-        acquisition = await self._runner.arun(self._acquire_plan(ticket, timeout, asyncio.Event()), ticket)
+        plan = self._acquire_plan(self._runner.async_ticket, timeout, asyncio.Event())
+        acquisition = await self._runner.arun(plan)
         if acquisition is None:
             self._ownership.refuse(caller)
             return False

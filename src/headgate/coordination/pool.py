@@ -13,7 +13,7 @@ told exactly how long it may take. One script admits, one settles.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypedDict
 
@@ -21,7 +21,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import deadline, held_for
 from headgate.coordination.leases import AsyncLeased, Leased, LeaseTerms, MemberLease
 from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
-from headgate.coordination.runner import Plan, Runner, Ticket, wait_in_line
+from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_line
 from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted
 from headgate.keys import check_key
@@ -43,39 +43,33 @@ class Preset(TypedDict):
 CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "successes": 3}
 
 
-class _AnyPool:
+class _AnyPool(Tool):
     """What `Pool` and `AsyncPool` share: the constructor, and what is done, as plans."""
-
-    _for_tasks = False
 
     def __init__(
         self,
         name: str,
         *,
-        store: str | Store = "memory://",
-        lease: float = 30.0,
         slots: int | None = None,
         quota: Quotas = None,
         failures: int | None = None,
         open_for: float | None = None,
         successes: int | None = None,
+        lease: float = 30.0,
+        store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
         lease = held_for("lease", lease)
         rules = encode_rules(slots, quota, failures, open_for, successes)
-        self.name = name
-        self._runner = Runner(POOL, name, store, clock, tasks=self._for_tasks)
+        self._set_up(POOL, name, store, clock)
         self._terms = LeaseTerms(self._runner, lease, rules)
         self._last_status: tuple[PoolStatus, int] | None = None  # of many members, and when it was asked for
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._runner!r}>"
-
-    def _acquire_plan(self, ticket: Ticket, timeout: float | None) -> Plan[MemberLease]:
+    def _acquire_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[MemberLease]:
         until = deadline(self._runner.clock, timeout)
         lease = MemberLease(self._terms, waits=timeout != 0)
         try:
-            if (yield from wait_in_line(ticket, lease.attempt, until)):
+            if (yield from wait_in_line(self._runner, new_ticket, lease.attempt, until)):
                 return lease
             raise (yield from self._exhausted(lease))
         except BaseException:
@@ -136,8 +130,7 @@ class Pool(_AnyPool):
 
     def acquire(self, timeout: float | None = None) -> Leased:
         """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
-        ticket = self._runner.ticket()
-        return Leased(self._runner.run(self._acquire_plan(ticket, timeout), ticket))
+        return Leased(self._runner.run(self._acquire_plan(self._runner.ticket, timeout)))
 
     def status(self) -> PoolStatus:
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""
@@ -200,8 +193,7 @@ class AsyncPool(_AnyPool):
         return AcquiringLease(self._acquire(timeout))
 
     async def _acquire(self, timeout: float | None) -> AsyncLeased:
-        ticket = self._runner.async_ticket()
-        return AsyncLeased(await self._runner.arun(self._acquire_plan(ticket, timeout), ticket))
+        return AsyncLeased(await self._runner.arun(self._acquire_plan(self._runner.async_ticket, timeout)))
 
     async def status(self) -> PoolStatus:
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import count, deadline, seconds
 from headgate.coordination.heartbeat import ALIVE, heartbeats
-from headgate.coordination.runner import RETRY, Plan, Runner, Ticket, shorter, wait_in_line
+from headgate.coordination.runner import RETRY, Plan, Ticket, Tool, wait_in_line
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.queue import QUEUE, REPLY_TTL
 from headgate.errors import QueueFull, StoreUnavailable
@@ -28,10 +29,8 @@ from headgate.stores.base import Store
 JOINING = 10.0  # seconds that a new entry lives without a heartbeat: where thousands join at once, replies are late
 
 
-class _AnyQueue:
+class _AnyQueue(Tool):
     """What `WaitQueue` and `AsyncWaitQueue` share: the constructor, and what is done, as plans."""
-
-    _for_tasks = False
 
     def __init__(
         self,
@@ -44,12 +43,8 @@ class _AnyQueue:
     ) -> None:
         self._timeout = seconds("timeout", timeout)
         self._max_length = 0 if max_length is None else count("max_length", max_length)
-        self.name = name
-        self._runner = Runner(QUEUE, name, store, clock, tasks=self._for_tasks)
+        self._set_up(QUEUE, name, store, clock)
         self._clock = self._runner.clock
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._runner!r}>"
 
     def _enqueue_plan(self, id: str, timeout: float | None) -> Plan[int]:
         time = self._timeout if timeout is None else seconds("timeout", timeout)
@@ -57,7 +52,7 @@ class _AnyQueue:
         self._check_not_full(position)
         return int(position)
 
-    def _dequeue_plan(self, ticket: Ticket, timeout: float | None) -> Plan[str | None]:
+    def _dequeue_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[str | None]:
         until, process = deadline(self._clock, timeout), os.getpid()
         dequeue = self._operation("dequeue")  # with one id, so it gives out one entry however often it is sent
         unanswered = False
@@ -70,7 +65,7 @@ class _AnyQueue:
             return id or None, self._runner.backend.states.poll
 
         try:
-            return (yield from wait_in_line(ticket, attempt, until))
+            return (yield from wait_in_line(self._runner, new_ticket, attempt, until))
         except BaseException:
             if unanswered:
                 self._undo(dequeue, process)
@@ -84,14 +79,14 @@ class _AnyQueue:
         with ticket:
             try:
                 in_line = True  # for all we know, from when it was asked for
-                yield from self._join(id, token, time, until if timeout else None)
+                yield from self._join(ticket, id, token, time, until if timeout else None)
                 ticket.listen()
                 with heartbeats(self._runner, id, token, ticket.waiter) as entry:
                     state, pause = "waiting", None  # until it is told, or the time is over
                     while state == "waiting":
                         left = (until - self._clock.now()) / MICROSECONDS
                         if left > 0:
-                            yield shorter(pause, left)
+                            yield ticket.pause(pause, left)
                         try:
                             state, pause = entry.state, None
                             if state == "waiting":
@@ -113,7 +108,7 @@ class _AnyQueue:
                     cancel = self._operation("cancel", id, token=token)
                     self._runner.retry_in_background(cancel, self._clock.now() + REPLY_TTL, process)
 
-    def _join(self, id: str, token: str, time: float, until: int | None) -> Plan[None]:
+    def _join(self, ticket: Ticket, id: str, token: str, time: float, until: int | None) -> Plan[None]:
         """Get in line, or take over the place of the entry that has this id."""
         enqueue = self._operation("enqueue", id, time, JOINING, token)
         while True:
@@ -122,7 +117,7 @@ class _AnyQueue:
             except StoreUnavailable:
                 if until is None or self._clock.now() >= until:
                     raise
-                yield shorter(RETRY, (until - self._clock.now()) / MICROSECONDS)
+                yield ticket.pause(RETRY, (until - self._clock.now()) / MICROSECONDS)
             else:
                 return self._check_not_full(position)
 
@@ -175,8 +170,7 @@ class WaitQueue(_AnyQueue):
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
         """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
-        ticket = self._runner.ticket()
-        return self._runner.run(self._dequeue_plan(ticket, timeout), ticket)
+        return self._runner.run(self._dequeue_plan(self._runner.ticket, timeout))
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
         """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
@@ -184,7 +178,7 @@ class WaitQueue(_AnyQueue):
         False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
         ticket = self._runner.ticket(check_key(id, "id"))
-        return self._runner.run(self._wait_plan(ticket, id, timeout), ticket)
+        return self._runner.run(self._wait_plan(ticket, id, timeout))
 
     def cancel(self, id: str) -> bool:
         """Take *id* out of the line; whether it was there."""
@@ -221,8 +215,7 @@ class AsyncWaitQueue(_AnyQueue):
 
     async def dequeue(self, timeout: float | None = 0.0) -> str | None:
         """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
-        ticket = self._runner.async_ticket()
-        return await self._runner.arun(self._dequeue_plan(ticket, timeout), ticket)
+        return await self._runner.arun(self._dequeue_plan(self._runner.async_ticket, timeout))
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
         """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
@@ -230,7 +223,7 @@ class AsyncWaitQueue(_AnyQueue):
         False also if it was cancelled, or if another caller that waits with the same id took over the place.
         """
         ticket = self._runner.async_ticket(check_key(id, "id"))
-        return await self._runner.arun(self._wait_plan(ticket, id, timeout), ticket)
+        return await self._runner.arun(self._wait_plan(ticket, id, timeout))
 
     async def cancel(self, id: str) -> bool:
         """Take *id* out of the line; whether it was there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
@@ -86,7 +86,7 @@ class RedisStates:
     def _call(self, machine: StateMachine, name: str, operation: Operation) -> tuple[LuaScript, ScriptCall]:
         script = _script(machine)
         now = self._store.clock.now() if self._store.clock else ""
-        return script, script.call(machine.keys(name), operation.name, now, *operation.arguments)
+        return script, script.call(_keys(machine, name), operation.name, now, *operation.arguments)
 
     async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections of *loop* when it ends, and no others: the store may have been handed in.
@@ -103,6 +103,11 @@ class RedisStates:
             yield
         finally:
             await self._store.close_loop()
+
+
+@lru_cache(1000)
+def _keys(machine: StateMachine, name: str) -> list[str]:
+    return machine.keys(name)
 
 
 @cache

@@ -28,8 +28,9 @@ R = TypeVar("R")
 
 
 class Pause(NamedTuple):
-    """Sleep until woken, or for so many seconds; None: until woken."""
+    """Sleep until *event* is set, or for so many seconds; None: until it is set."""
 
+    event: Any  # of `threading` or of `asyncio`
     seconds: float | None
 
 
@@ -42,16 +43,16 @@ class Ticket:
     The line refers to its *waiter* and not to the ticket itself, so that a dropped ticket can leave the line.
     """
 
-    _joined = _listens = False
+    at_front = _joined = _listens = False
 
     def __init__(self, runner: Runner, waiter: Waiter, event: Any) -> None:
         self.runner = runner
         self.waiter = waiter
-        self.event = event  # a threading or an asyncio event, which the waiter's *wake* sets
+        self._event = event  # which the waiter's *wake* sets
 
     def __enter__(self) -> None:
         self._joined = True
-        self.runner.backend.waiters.join(self.waiter)
+        self.runner.backend.waiters.join(self.waiter, self.at_front)
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
@@ -65,6 +66,10 @@ class Ticket:
         if self._joined:
             self.__exit__()
 
+    def pause(self, *limits: float | None) -> Pause:
+        """Sleep until woken, or for the shortest of these times; None is for ever."""
+        return Pause(self._event, min((seconds for seconds in limits if seconds is not None), default=None))
+
     def listen(self) -> None:
         """Be woken by changes in other processes, too."""
         if not self._listens:
@@ -73,23 +78,44 @@ class Ticket:
 
 
 def wait_in_line(
-    ticket: Ticket, attempt: Callable[[], Plan[tuple[R | None, float]]], until: int | None
+    runner: Runner,
+    new_ticket: Callable[[], Ticket],
+    attempt: Callable[[], Plan[tuple[R | None, float]]],
+    until: int | None,
 ) -> Plan[R | None]:
-    """Make attempts, when first in line, until one has a result; None when *until* has come.
+    """Make attempts until one has a result; None when *until* has come.
 
-    ticket   the place in line, which is left in the end
     attempt  gives a result, or None and the seconds after which the next attempt is due at the latest
     until    in the clock's microseconds; None: for ever
 
-    An attempt that raises `StoreUnavailable` is repeated until then; without such a time the error is raised at once.
+    A caller that finds no line, or has no time to wait, asks at once: most callers need no ticket. Only one caller at a
+    time does so, and only the first of a line asks; so any number of callers ask two questions at a time at most.
+
+    An attempt that raises `StoreUnavailable` is repeated while there is time; without *until* it is raised at once.
     """
-    is_first, clock = ticket.runner.backend.waiters.is_first, ticket.runner.clock
-    asked, problem = False, None
+    clock, waiters, asking = runner.clock, runner.backend.waiters, runner.backend.asking
+    problem: StoreUnavailable | None = None  # of the last attempt
+    has_time = until is None or clock.now() < until
+    no_line = waiters.is_empty(runner.channel) and runner.channel not in asking
+    if no_line or not has_time:
+        try:
+            asking.add(runner.channel)
+            result, _ = yield from attempt()
+            if result is not None or not has_time:
+                return result
+        except StoreUnavailable as error:
+            if until is None or clock.now() >= until:
+                raise
+            problem = error
+        finally:
+            asking.discard(runner.channel)
+    ticket, asked = new_ticket(), False
+    ticket.at_front = no_line  # callers that came while this one asked are behind it
     with ticket:
         while True:
             pause: float | None = None  # until this caller is first
             # A caller whose time is over asks once, first or not: the first may be in an event loop that is blocked.
-            if is_first(ticket.waiter) or not (asked or until is None or clock.now() < until):
+            if waiters.is_first(ticket.waiter) or not (asked or until is None or clock.now() < until):
                 asked = True
                 try:
                     result, pause = yield from attempt()
@@ -105,13 +131,7 @@ def wait_in_line(
                 raise problem
             if left is not None and left <= 0:
                 return None
-            yield shorter(pause, left)
-
-
-def shorter(pause: float | None, left: float | None) -> Pause:
-    """A pause for the shorter of two times; None is for ever."""
-    times = [seconds for seconds in (pause, left) if seconds is not None]
-    return Pause(min(times, default=None))
+            yield ticket.pause(pause, left)
 
 
 class Runner:
@@ -142,15 +162,13 @@ class Runner:
         wake_waiters(self.backend.waiters, self.channel, operation, reply)
         return reply
 
-    def run(self, plan: Plan[R], ticket: Ticket | None = None) -> R:
-        """Run a plan in this thread; one that pauses needs the *ticket* that wakes it."""
-        answer: Callable[[Any], Any] = self.execute if ticket is None else partial(self._answer, ticket)
-        return run(plan, answer)
+    def run(self, plan: Plan[R]) -> R:
+        """Run a plan in this thread."""
+        return run(plan, self._answer)
 
-    async def arun(self, plan: Plan[R], ticket: Ticket | None = None) -> R:
-        """Run a plan in this task; one that pauses needs the *ticket* that wakes it."""
-        answer: Callable[[Any], Any] = self.execute_async if ticket is None else partial(self._answer_async, ticket)
-        return await arun(plan, answer)
+    async def arun(self, plan: Plan[R]) -> R:
+        """Run a plan in this task."""
+        return await arun(plan, self._answer_async)
 
     def ticket(self, entry: str = "") -> Ticket:
         """A ticket for this thread, woken by changes of the state, or only by those of one *entry* of a queue."""
@@ -163,21 +181,19 @@ class Runner:
         wake = partial(_set, loop, event)
         return Ticket(self, Waiter(entry_channel(self.channel, entry), wake, loop.is_running), event)
 
-    def _answer(self, ticket: Ticket, request: Operation | Pause) -> Reply | None:
-        if isinstance(request, Pause):
-            self.clock.wait(ticket.event, request.seconds)
-            ticket.event.clear()  # the caller asks or looks next, so it misses nothing
-            return None
-        ticket.event.clear()  # a change from here on is news
-        return self.execute(request)
+    def _answer(self, request: Operation | Pause) -> Reply | None:
+        if isinstance(request, Operation):
+            return self.execute(request)
+        self.clock.wait(request.event, request.seconds)
+        request.event.clear()  # the caller asks or looks next, so it misses nothing
+        return None
 
-    async def _answer_async(self, ticket: Ticket, request: Operation | Pause) -> Reply | None:
-        if isinstance(request, Pause):
-            await self.clock.wait_async(ticket.event, request.seconds)
-            ticket.event.clear()
-            return None
-        ticket.event.clear()
-        return await self.execute_async(request)
+    async def _answer_async(self, request: Operation | Pause) -> Reply | None:
+        if isinstance(request, Operation):
+            return await self.execute_async(request)
+        await self.clock.wait_async(request.event, request.seconds)
+        request.event.clear()
+        return None
 
     def retry_in_background(self, operation: Operation, until: int, process: int) -> None:
         """Run *operation* in the background until it is answered, or until that time.
@@ -195,6 +211,19 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class Tool:
+    """What all tools have: a name, and a runner for their plans. Constructors call `_set_up`."""
+
+    _for_tasks = False  # True: its methods are awaited
+
+    def _set_up(self, machine: StateMachine, name: str, store: str | Store, clock: Clock | None) -> None:
+        self.name = name
+        self._runner = Runner(machine, name, store, clock, tasks=self._for_tasks)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._runner!r}>"
 
 
 def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -1,9 +1,9 @@
-"""Things to do later: a few threads for memory and for each Redis renew whatever this process holds.
+"""Timers: a few threads for memory, and a few for each Redis, that renew what this process holds.
 
-A call that is due runs in one of them; there are several only while calls take so long that others would have to wait,
-so a Redis that is far away is asked for many locks at once. They start with the first call and end some time after
-the last. They look once a second, and are woken only for what is due before that: a lock that is taken and given back
-at once costs no switch to another thread. By a `ManualClock` there is none: what is due is done by whoever moves it.
+A call that is due runs in one of these threads. There are several only while calls take so long that others would have
+to wait, so a Redis that is far away is asked for many locks at once. The threads start with the first call and end some
+time after the last. They check once a second, and are woken only for a call that is due before that: a lock that is
+released at once costs no switch to another thread. A `ManualClock` needs no thread: `advance` runs the calls itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from headgate.clock import MICROSECONDS, Clock
 
 logger = logging.getLogger("headgate")
 
-MOST = 16  # threads
-LOOK = 1.0  # seconds
-LOOKS = 10  # with nothing to do, before a thread ends
+MAX_THREADS = 16
+CHECK_EVERY = 1.0  # seconds
+IDLE_CHECKS = 10  # with nothing to do, before a thread ends
 
 
 class Timer:
-    """One call; `cancel` forgets it."""
+    """A call that is to be made; `cancel` drops it."""
 
     __slots__ = ("_call",)
 
@@ -45,34 +45,34 @@ class Timer:
             if call := self._call:
                 call()
         except Exception:
-            logger.exception("what was to be done later failed")
+            logger.exception("a call of a timer failed")
 
 
 class Timers:
-    """Calls by one clock."""
+    """Makes calls at their time, by one clock. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_hand: Callable[[float, Callable[[], object]], object] | None = getattr(clock, "call_later", None)
+        self._call_later: Callable[[float, Callable[[], object]], object] | None = getattr(clock, "call_later", None)
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what is to be done: the parent renews what the parent holds."""
-        # A garbage collection may call us while we hold it. It is taken as it is, and not through the condition, whose
-        # way in is Python: a signal there would leave it held for ever.
+        """Drop all calls: the parent renews what the parent holds."""
+        # Reentrant: a garbage collection may call `later` while this thread holds it. It is acquired directly and not
+        # through the condition, which does so in Python code: a signal handler that raises there would leave it held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
         self._threads = self._waiting = 0
-        self._looks_at = math.inf  # somebody who waits; never, while nobody does
+        self._next_check = math.inf  # when a waiting thread wakes up; never, while no thread waits
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call *call* in *seconds*."""
         timer = Timer(call)
-        if self._by_hand:
-            self._by_hand(seconds, timer.run)
+        if self._call_later:  # a ManualClock
+            self._call_later(seconds, timer.run)
             return timer
         with self._lock:
             due = self._clock.now() + round(seconds * MICROSECONDS)
@@ -80,25 +80,25 @@ class Timers:
             if len(self._heap) % 1024 == 0:  # most locks are released long before they are renewed
                 self._heap = [entry for entry in self._heap if not entry[2].cancelled]
                 heapq.heapify(self._heap)
-            if due < self._looks_at:
-                self._call_somebody()
+            if due < self._next_check:
+                self._wake_thread()
         return timer
 
-    def _call_somebody(self) -> None:
-        """Let one look what is due: one who waits, or else another."""
+    def _wake_thread(self) -> None:
+        """Let a thread check what is due: one that waits, or else a new one."""
         if self._waiting:
             self._changed.notify()
-        elif self._threads < MOST:
+        elif self._threads < MAX_THREADS:
             try:
                 threading.Thread(target=self._run, name="headgate-timers", daemon=True).start()
-            except RuntimeError as error:  # no more threads here, or the process ends: those that there are have to do
+            except RuntimeError as error:  # no thread can be started: the limit is reached, or the process ends
                 if not self._threads:
-                    logger.warning("nothing is renewed until a thread can be started: %s", error)
+                    logger.warning("no lock or lease is renewed until a thread can be started: %s", error)
                 return
             self._threads += 1
         else:
             return
-        self._looks_at = -math.inf  # at once
+        self._next_check = -math.inf  # at once
 
     def _run(self) -> None:
         idle = 0
@@ -107,9 +107,9 @@ class Timers:
                 timer = self._due()
                 if timer is None:
                     idle += 1
-                    if idle > LOOKS and (self._waiting or not self._heap):
+                    if idle > IDLE_CHECKS and (self._waiting or not self._heap):
                         self._threads -= 1
-                        self._looks_at = math.inf
+                        self._next_check = math.inf
                         return
                     self._wait()
                     continue
@@ -122,16 +122,16 @@ class Timers:
         if not self._heap or self._heap[0][0] > self._clock.now():
             return None
         timer = heapq.heappop(self._heap)[2]
-        self._looks_at = math.inf
+        self._next_check = math.inf
         if self._heap:
-            self._call_somebody()  # we are busy now
+            self._wake_thread()  # this thread is busy now
         return timer
 
     def _wait(self) -> None:
-        now, wait = self._clock.now(), LOOK
+        now, wait = self._clock.now(), CHECK_EVERY
         if self._heap:
             wait = min(wait, (self._heap[0][0] - now) / MICROSECONDS)
-        self._looks_at = now + wait * MICROSECONDS
+        self._next_check = now + wait * MICROSECONDS
         self._waiting += 1
         try:
             self._changed.wait(wait)
