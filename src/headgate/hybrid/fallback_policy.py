@@ -90,16 +90,16 @@ class FallbackPolicy:
         self.answers = 0
         self.asked = 0  # permits of calls that the policy answered without a wait for Redis
 
-    def take(self, lease: Lease, permits: int, now: int, error: Exception | None = None) -> Decision:
-        """Answer a call in place of Redis at *now* (nanoseconds); *error* is the reason, if not `health.down`."""
-        decision = self.peek(lease, permits, now, error)
+    def take(self, lease: Lease, permits: int, now: int) -> Decision:
+        """Answer a call in place of Redis at *now* (nanoseconds)."""
+        decision = self.peek(lease, permits, now)
         if decision.allowed:
             lease.debt += permits
             if self.policy == "local":
                 lease.share_full_at = max(lease.share_full_at, now) + multiply(permits, self._price(lease))
         return decision
 
-    def peek(self, lease: Lease, permits: int, now: int, error: Exception | None = None) -> Decision:
+    def peek(self, lease: Lease, permits: int, now: int) -> Decision:
         """The same answer, with nothing granted."""
         self.answers += 1
         if self.policy == "local":
@@ -108,10 +108,10 @@ class FallbackPolicy:
             return self._degraded(True, self.capacity - permits, 0, 0)
         if self.policy == "deny":
             return self._degraded(False, 0, RETRY_US, RETRY_US)
-        raise self.unavailable(error)
+        raise self.unavailable(None)
 
-    def unavailable(self, error: Exception | None = None) -> StoreUnavailable:
-        """The error of the policy raise, with the reason as its cause."""
+    def unavailable(self, error: Exception | None) -> StoreUnavailable:
+        """The exception of the policy raise, caused by *error* or by what is known of Redis."""
         reason = error or self.health.down or self.health.last_error
         failure = StoreUnavailable(f"the store of limiter {self.name!r} did not answer: {reason}")
         failure.__cause__ = reason

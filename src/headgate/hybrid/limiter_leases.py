@@ -28,7 +28,7 @@ class LeaseWaiter:
         self.permits = permits
         self.wake = wake
         self.result: Decision | None = None
-        self.error: Exception | None = None  # raised by the policy
+        self.error: Exception | None = None  # of the policy raise
 
     def answer(self) -> Decision:
         """The result, or the error raised."""
@@ -175,11 +175,13 @@ class LimiterLeases(LeaseTable):
         """Answer *waiter* by the policy, in place of Redis."""
         if waiter.op == "reset":
             lease.forgive_debt()
-        decide = self.policy.take if waiter.op == "take" else self.policy.peek
-        try:
-            waiter.result = decide(lease, waiter.permits, now, error)
-        except Exception as refusal:
-            waiter.error = refusal
+        if self.policy.policy == "raise":
+            self.policy.answers += 1
+            waiter.error = self.policy.unavailable(error)
+        elif waiter.op == "take":
+            waiter.result = self.policy.take(lease, waiter.permits, now)
+        else:
+            waiter.result = self.policy.peek(lease, waiter.permits, now)
         waiter.wake()
 
     def grant_unasked(self, key: str, permits: int, now: int) -> Decision | None:
@@ -226,7 +228,7 @@ class LimiterLeases(LeaseTable):
         with self.manager.lock:
             lease, now = self.leases.get(key), self.read_clock()
             if self.health.down is not None or (lease is not None and now < lease.blocked_until):
-                raise self.policy.unavailable()
+                raise self.policy.unavailable(None)
 
     # ------------------------------------------------------------------------------------------------ releases
 

@@ -107,7 +107,8 @@ class LeaseManager:
     def gather(self, now: int) -> list[SyncItem]:
         """The requests to send now, one batch at most."""
         with self.lock:
-            self.run_deferred()
+            if self.deferred:
+                self.run_deferred()
             down = self.health.down is not None
             if down and now < self.health.retry_at:
                 return []
