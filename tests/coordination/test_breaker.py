@@ -67,6 +67,7 @@ def test_the_three_states(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_with(url: str, name: str, clock: ManualClock) -> None:
+    """`with` counts failures and raises `CircuitOpen` with the time to wait."""
     breaker = CircuitBreaker(name, store=url, open_for=60.0, clock=clock)
     fail(breaker, 3)
     with pytest.raises(CircuitOpen) as caught, breaker:
@@ -89,6 +90,7 @@ def test_with(url: str, name: str, clock: ManualClock) -> None:
 
 
 async def test_async(url: str, name: str, clock: ManualClock) -> None:
+    """The same under asyncio, with async functions."""
     breaker = AsyncCircuitBreaker(name, store=url, failures=2, open_for=60.0, successes=2, clock=clock)
 
     async def bad() -> None:
@@ -116,7 +118,8 @@ async def test_async(url: str, name: str, clock: ManualClock) -> None:
     assert await breaker.state == "CLOSED"
 
 
-async def test_a_cancelled_probe_frees_its_place(url: str, name: str, clock: ManualClock) -> None:
+async def test_cancelled_probe(url: str, name: str, clock: ManualClock) -> None:
+    """A cancelled probe frees its place, and counts for nothing."""
     breaker = AsyncCircuitBreaker(name, store=url, open_for=1.0, successes=1, clock=clock)
     for _ in range(3):
         await breaker.record_failure()
@@ -139,6 +142,7 @@ async def test_a_cancelled_probe_frees_its_place(url: str, name: str, clock: Man
 
 
 def test_ignored(url: str, name: str, clock: ManualClock) -> None:
+    """Ignored exceptions count for nothing."""
     by_type = CircuitBreaker(name, store=url, failures=1, ignore=(ZeroDivisionError,), clock=clock)
     by_function = CircuitBreaker(name, store=url, ignore=lambda error: "zero" in str(error), clock=clock)
     fail(by_type, 5)
@@ -152,7 +156,8 @@ def test_ignored(url: str, name: str, clock: ManualClock) -> None:
     assert by_type.state == "OPEN"
 
 
-def test_a_bad_answer_that_is_no_exception(url: str, name: str, clock: ManualClock) -> None:
+def test_recorded_failure(url: str, name: str, clock: ManualClock) -> None:
+    """A failure recorded within `with` is the result of the call."""
     breaker = CircuitBreaker(name, store=url, failures=2, clock=clock)
     for _ in range(2):
         with breaker:
@@ -180,7 +185,8 @@ def test_late_results(url: str, name: str, clock: ManualClock) -> None:
     assert breaker.state == "HALF_OPEN"
 
 
-def test_50_workers_and_one_half_open_breaker(url: str, name: str, clock: ManualClock) -> None:
+def test_50_workers_half_open(url: str, name: str, clock: ManualClock) -> None:
+    """Of 50 callers at once, as many probe as successes are missing."""
     breaker = CircuitBreaker(name, store=url, open_for=1.0, successes=3, lease=5.0, clock=clock)
     breaker.force_open()
     breaker.reset()
@@ -211,7 +217,8 @@ def test_50_workers_and_one_half_open_breaker(url: str, name: str, clock: Manual
     assert breaker.state == "CLOSED"
 
 
-def test_a_probe_that_never_ends(url: str, name: str, clock: ManualClock) -> None:
+def test_endless_probe(url: str, name: str, clock: ManualClock) -> None:
+    """The place of a probe that never ends is free after its lease."""
     breaker = CircuitBreaker(name, store=url, open_for=1.0, successes=1, lease=5.0, clock=clock)
     fail(breaker, 3)
     clock.advance(1)
@@ -243,7 +250,8 @@ def test_rate(url: str, name: str, clock: ManualClock) -> None:
     assert breaker.state == "OPEN"
 
 
-def test_listeners_hear_each_change_once(url: str, name: str, clock: ManualClock) -> None:
+def test_on_change(url: str, name: str, clock: ManualClock) -> None:
+    """`on_change` is called once for each change."""
     heard: list[tuple[str, str, str]] = []
     fleet = [
         CircuitBreaker(name, store=url, on_change=lambda *change: heard.append(change), clock=clock) for _ in "abc"
@@ -258,13 +266,15 @@ def test_listeners_hear_each_change_once(url: str, name: str, clock: ManualClock
     assert states == [("CLOSED", "OPEN"), ("OPEN", "HALF_OPEN"), ("HALF_OPEN", "CLOSED")]
 
 
-def test_a_listener_that_fails_is_nobody_elses_trouble(url: str, name: str, clock: ManualClock) -> None:
+def test_on_change_that_fails(url: str, name: str, clock: ManualClock) -> None:
+    """An error of `on_change` is logged, and the call goes on."""
     breaker = CircuitBreaker(name, store=url, failures=1, on_change=lambda *_: print(1 / 0), clock=clock)
     breaker.record_failure()
     assert breaker.state == "OPEN"
 
 
 def test_forced(url: str, name: str, clock: ManualClock) -> None:
+    """A forced state lasts until `reset`."""
     breaker = CircuitBreaker(name, store=url, clock=clock)
     breaker.force_open()
     clock.advance(86_400)
@@ -281,7 +291,8 @@ def test_forced(url: str, name: str, clock: ManualClock) -> None:
     assert breaker.state == "CLOSED"
 
 
-def test_no_lock_is_held_while_calls_run(url: str, name: str) -> None:
+def test_calls_run_at_once(url: str, name: str) -> None:
+    """Calls through one breaker run at the same time."""
     breaker, barrier = CircuitBreaker(name, store=url), threading.Barrier(5)
     threads = [threading.Thread(target=breaker.call, args=(barrier.wait, LONG)) for _ in range(5)]
     for thread in threads:
@@ -291,7 +302,8 @@ def test_no_lock_is_held_while_calls_run(url: str, name: str) -> None:
     assert not barrier.broken, "five calls were inside at once"
 
 
-def test_in_redis(redis_server: Server) -> None:
+def test_redis_keys(redis_server: Server) -> None:
+    """The documented hash."""
     breaker = CircuitBreaker("api", store=redis_server.url, open_for=60)
     breaker.record_failure()
     client = redis_server.client()
@@ -323,7 +335,8 @@ def test_redis_is_down(name: str, clock: ManualClock) -> None:
     breaker.close()
 
 
-def test_redis_goes_away_in_mid_call(mortal_server: Server, name: str) -> None:
+def test_redis_fails_during_a_call(mortal_server: Server, name: str) -> None:
+    """A call that began on Redis ends without an error when Redis is gone."""
     breaker = CircuitBreaker(name, store=mortal_server.patient_url, failures=2)
     with breaker:
         mortal_server.kill()
@@ -344,7 +357,7 @@ with CircuitBreaker(sys.argv[2], store=sys.argv[1], open_for=0.2, successes=1, l
 """
 
 
-def test_who_finds_every_place_taken_asks_again_soon(url: str, name: str, clock: ManualClock) -> None:
+def test_retry_after_half_open(url: str, name: str, clock: ManualClock) -> None:
     """A result may come any moment, so not when the lease is over; but less often the longer a probe takes."""
     breaker, other = (
         CircuitBreaker(name, store=url, open_for=60.0, successes=1, lease=30.0, clock=clock) for _ in range(2)
@@ -363,7 +376,8 @@ def test_who_finds_every_place_taken_asks_again_soon(url: str, name: str, clock:
         assert Context().run(other.call, lambda: "let in") == "let in", "the lease is over: whoever has it may be dead"
 
 
-def test_a_killed_probe_frees_its_place(redis_server: Server, name: str) -> None:
+def test_killed_probe(redis_server: Server, name: str) -> None:
+    """The place of a killed process is free after the lease."""
     breaker = CircuitBreaker(name, store=redis_server.patient_url, open_for=0.2, successes=1, lease=3.0)
     fail(breaker, 3)
     time.sleep(0.2)
@@ -423,7 +437,7 @@ for number in range(10):
 """
 
 
-def test_50_workers_of_5_processes_of_which_one_is_killed(redis_server: Server, name: str) -> None:
+def test_50_workers_one_process_killed(redis_server: Server, name: str) -> None:
     """Never more probes at once than successes are missing, though all try all the time."""
     url, client = redis_server.patient_url, redis_server.client()
     breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=8.0)
@@ -479,15 +493,18 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
 )
 def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    """The error says what would be right."""
     with pytest.raises(error, match=word):
         door(**arguments)
 
 
-def test_the_tree() -> None:
+def test_exceptions() -> None:
+    """`CircuitOpen` is an error of headgate."""
     assert issubclass(CircuitOpen, HeadgateError)
 
 
-def test_fewer_successes_are_asked_for_while_it_is_half_open(url: str, name: str, clock: ManualClock) -> None:
+def test_fewer_successes_half_open(url: str, name: str, clock: ManualClock) -> None:
+    """With fewer successes to reach, one more probe is always admitted."""
     before = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=3, clock=clock)
     before.record_failure()
     clock.advance(10)
@@ -500,7 +517,8 @@ def test_fewer_successes_are_asked_for_while_it_is_half_open(url: str, name: str
     assert after.state == "CLOSED"
 
 
-def test_reset_forgets_the_rate_too(url: str, name: str, clock: ManualClock) -> None:
+def test_reset_clears_the_rate(url: str, name: str, clock: ManualClock) -> None:
+    """`reset` drops the counts of the window."""
     breaker = CircuitBreaker(name, store=url, rate=0.5, min_calls=4, clock=clock)
     for _ in range(3):
         breaker.record_failure()
@@ -509,7 +527,8 @@ def test_reset_forgets_the_rate_too(url: str, name: str, clock: ManualClock) -> 
     assert breaker.state == "CLOSED"
 
 
-def test_a_rate_is_not_swept_away(name: str, clock: ManualClock) -> None:
+def test_rate_is_kept(name: str, clock: ManualClock) -> None:
+    """Memory keeps the counts of a window that is not over."""
     breaker = CircuitBreaker(name, rate=0.5, min_calls=20, clock=clock)
     other = CircuitBreaker(name + "'", clock=clock)
     for _ in range(19):
@@ -521,6 +540,7 @@ def test_a_rate_is_not_swept_away(name: str, clock: ManualClock) -> None:
 
 
 def test_left_in_another_thread(url: str, name: str) -> None:
+    """A call may end in another thread than it began."""
     breaker = CircuitBreaker(name, store=url, failures=1)
     thread = threading.Thread(target=breaker.__enter__)
     thread.start()
@@ -531,7 +551,8 @@ def test_left_in_another_thread(url: str, name: str) -> None:
         breaker.__exit__(None, None, None)
 
 
-def test_what_was_learned_alone_ends_with_the_outage(mortal_server: Server, name: str) -> None:
+def test_local_state_ends_with_the_outage(mortal_server: Server, name: str) -> None:
+    """The local state is dropped when Redis answers again."""
     breaker = CircuitBreaker(name, store=mortal_server.patient_url, failures=2)
     breaker.record_success()
     mortal_server.kill()
@@ -545,14 +566,16 @@ def test_what_was_learned_alone_ends_with_the_outage(mortal_server: Server, name
         pass  # refused, it would be CircuitOpen
 
 
-def test_an_ignore_that_fails_hides_nothing(name: str) -> None:
+def test_ignore_that_fails(name: str) -> None:
+    """An error of `ignore` does not replace the error of the call."""
     breaker = CircuitBreaker(name, failures=1, ignore=lambda error: bool(1 / 0))
     with pytest.raises(KeyError), breaker:
         raise KeyError
     assert breaker.state == "OPEN"
 
 
-async def test_a_function_that_is_not_async(name: str) -> None:
+async def test_plain_function_async(name: str) -> None:
+    """`AsyncCircuitBreaker.call` takes plain functions, too."""
     breaker = AsyncCircuitBreaker(name, failures=1)
     assert await breaker.call(max, 1, 2) == 2
     assert await breaker.call(lambda: asyncio.sleep(0, 5)) == 5, "one that gives something to await is awaited"
@@ -564,6 +587,7 @@ async def test_a_function_that_is_not_async(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"ignore": int}, {"ignore": (5,)}, {"on_change": 5}], ids=repr)
 def test_bad_functions(options: Any) -> None:
+    """`ignore` and `on_change` must be plain functions."""
     with pytest.raises(ValueError, match=next(iter(options))):
         CircuitBreaker("b", **options)
 
@@ -601,7 +625,7 @@ def test_a_redis_that_refuses(redis_server: Server, name: str, caplog: pytest.Lo
     assert "shares its state again" in caplog.text
 
 
-def test_what_we_refuse_ourselves_is_nobodys_fault(url: str, name: str, clock: ManualClock) -> None:
+def test_own_refusals_are_ignored(url: str, name: str, clock: ManualClock) -> None:
     """A limiter, a pool or another breaker says no: the server was not asked."""
     breaker = CircuitBreaker(name, store=url, failures=1, clock=clock)
     other = CircuitBreaker(f"{name}'", store=url, clock=clock)
@@ -642,7 +666,8 @@ async def test_recorded_after_the_call(url: str, name: str, clock: ManualClock) 
     assert await breaker.state == "OPEN"
 
 
-async def test_those_who_never_leave_are_forgotten(name: str) -> None:
+async def test_calls_that_never_end(name: str) -> None:
+    """Calls that never end do not fill the memory."""
     breaker = AsyncCircuitBreaker(name)
     for _ in range(1500):
         await asyncio.create_task(breaker.__aenter__())
@@ -654,7 +679,7 @@ async def test_those_who_never_leave_are_forgotten(name: str) -> None:
     assert kept <= 1001
 
 
-def test_left_in_another_thread_while_one_is_inside(url: str, name: str, clock: ManualClock) -> None:
+def test_left_in_another_thread_while_inside(url: str, name: str, clock: ManualClock) -> None:
     """The one that was entered last is left; the other is still a probe."""
     breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
     breaker.record_failure()
@@ -669,7 +694,8 @@ def test_left_in_another_thread_while_one_is_inside(url: str, name: str, clock: 
     assert breaker.state == "CLOSED", "the body was the first success"
 
 
-def test_an_async_function_is_not_for_threads(name: str) -> None:
+def test_async_function_refused(name: str) -> None:
+    """`CircuitBreaker.call` refuses async functions, without calling them."""
     breaker, called = CircuitBreaker(name), list[int]()
 
     async def function() -> None:
@@ -685,7 +711,7 @@ def test_an_async_function_is_not_for_threads(name: str) -> None:
     assert not called
 
 
-def test_one_that_is_forced_stays_so(redis_server: Server, name: str) -> None:
+def test_forced_in_redis(redis_server: Server, name: str) -> None:
     """However long it takes until somebody resets it."""
     breaker, key = CircuitBreaker(name, store=redis_server.url), f"circuit_breaker:{{{name}}}"
     breaker.force_open()
@@ -694,7 +720,8 @@ def test_one_that_is_forced_stays_so(redis_server: Server, name: str) -> None:
     assert redis_server.client().pttl(key) > 0
 
 
-def test_one_that_is_forced_stays_so_in_memory(name: str, clock: ManualClock) -> None:
+def test_forced_in_memory(name: str, clock: ManualClock) -> None:
+    """A forced state is never swept."""
     breaker, other = CircuitBreaker(name, clock=clock), CircuitBreaker(name + "'", clock=clock)
     breaker.force_open()
     clock.advance(400 * 86_400)
@@ -703,7 +730,8 @@ def test_one_that_is_forced_stays_so_in_memory(name: str, clock: ManualClock) ->
     assert breaker.state == "OPEN"
 
 
-def test_no_more_probes_than_successes_are_missing(url: str, name: str, clock: ManualClock) -> None:
+def test_number_of_probes(url: str, name: str, clock: ManualClock) -> None:
+    """No more probes at once than successes are missing."""
     breaker = CircuitBreaker(name, store=url, failures=1, open_for=10, successes=2, clock=clock)
     breaker.record_failure()
     clock.advance(10)
@@ -724,7 +752,8 @@ def test_a_server_whose_clock_is_behind(redis_server: Server, name: str) -> None
     assert caught.value.retry_after <= 60
 
 
-def test_nothing_stays_for_ever(redis_server: Server, name: str) -> None:
+def test_keys_expire(redis_server: Server, name: str) -> None:
+    """All keys of a breaker that is not forced expire."""
     client, clock = redis_server.client(), ManualClock()
     url = redis_server.patient_url
     breaker = CircuitBreaker(name, store=url, rate=0.5, min_calls=2, window=60, open_for=10, lease=30, clock=clock)
@@ -737,7 +766,7 @@ def test_nothing_stays_for_ever(redis_server: Server, name: str) -> None:
         assert all(client.pttl(key) > 0 for key in client.keys("*"))
 
 
-async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server, name: str) -> None:
+async def test_lost_admission_is_undone(redis_server: Server, name: str) -> None:
     """Cancelled while it asks: the place of the probe is free long before its lease is over."""
     with FaultyProxy(redis_server.port) as proxy:
         rules: Any = {"failures": 1, "open_for": 0.05, "successes": 1, "lease": 100.0}
@@ -762,7 +791,8 @@ async def test_an_admission_that_nobody_heard_of_is_undone(redis_server: Server,
         await breaker.aclose()
 
 
-async def test_a_report_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+async def test_cancelled_report_is_retried(redis_server: Server, name: str) -> None:
+    """A report that was cancelled is retried in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         breaker = AsyncCircuitBreaker(name, store=f"{proxy.bare_url}?timeout=10", failures=1)
         assert await breaker.state == "CLOSED"
@@ -987,6 +1017,7 @@ async def _async_generator_function() -> AsyncIterator[int]:
         (AsyncCircuitBreaker, 5, "function"),
     ],
 )
-def test_decorated_functions_of_the_wrong_kind(kind: Any, function: Any, word: str) -> None:
+def test_decorator_wrong_kind(kind: Any, function: Any, word: str) -> None:
+    """Each kind of breaker refuses the other kind of function, and generators."""
     with pytest.raises(TypeError, match=word):
         kind("x")(function)

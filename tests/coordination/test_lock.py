@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncLock, Lock, Pool
+from headgate.coordination import AsyncLock, Lock
 from headgate.coordination.states.machine import Operation
 from headgate.errors import HeadgateError, InvalidKey, LockLost, LockTimeout, StoreUnavailable
 from headgate.stores.memory import MemoryStore
@@ -33,37 +33,26 @@ ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0  # seconds that nothing here takes on a machine that is not on fire
 
 
-def test_one_holder_at_a_time(url: str, name: str) -> None:
-    one, other = Lock(name, store=url), Lock(name, store=url)
-    assert one.acquire(timeout=0)
-    assert one.held and not other.held
-    assert not other.acquire(timeout=0)
-    assert not other.release(), "owner only"
-    assert one.held
-    one.ensure_held()
-    assert one.release()
-    assert not one.held
-    assert not one.release()
-    assert other.acquire(timeout=0)
-    assert other.fence > one.fence
-    assert Lock(name + "'", store=url).acquire(timeout=0), "another name is another lock"
-    other.release()
-
-
-async def test_one_holder_at_a_time_async(url: str, name: str) -> None:
-    one, other = AsyncLock(name, store=url), AsyncLock(name, store=url)
+async def test_one_holder_at_a_time(tools: Tools, url: str, name: str) -> None:
+    """Only the holder can renew or release the lock, and fences grow."""
+    one, other = tools.Lock(name, store=url), tools.Lock(name, store=url)
     assert await one.acquire(timeout=0)
     assert one.held and not other.held
     assert not await other.acquire(timeout=0)
-    assert not await other.release()
+    assert not await other.release(), "owner only"
+    assert one.held
     await one.ensure_held()
     assert not Lock(name, store=url).acquire(timeout=0), "threads and tasks share it"
     assert await one.release()
+    assert not one.held
+    assert not await one.release()
+    assert await tools.Lock(name + "'", store=url).acquire(timeout=0), "another name is another lock"
     async with other as held:
         assert held.fence > one.fence
 
 
 def test_with(url: str, name: str) -> None:
+    """`with` acquires and releases it, or raises `LockTimeout`."""
     with Lock(name, store=url, ttl=5) as lock:
         assert lock.held
         with pytest.raises(LockTimeout, match="free"), Lock(name, store=url, timeout=0.01):
@@ -75,7 +64,8 @@ def test_with(url: str, name: str) -> None:
     lock.release()
 
 
-def test_threads_that_share_one_object(url: str, name: str) -> None:
+def test_shared_object(url: str, name: str) -> None:
+    """Threads that share one object hold the lock one at a time."""
     lock, inside, most = Lock(name, store=url), 0, 0
 
     def work() -> None:
@@ -95,7 +85,7 @@ def test_threads_that_share_one_object(url: str, name: str) -> None:
     assert most == 1
 
 
-def test_threads_that_share_one_object_do_not_share_their_acquisitions(redis_server: Server, name: str) -> None:
+def test_shared_object_own_acquisitions(redis_server: Server, name: str) -> None:
     """One has lost the lock and another has it, through the same object: each knows of its own."""
     lock, taken, leave = Lock(name, store=redis_server.url), threading.Event(), threading.Event()
     assert lock.acquire()
@@ -127,6 +117,7 @@ def test_threads_that_share_one_object_do_not_share_their_acquisitions(redis_ser
 
 
 def test_released_by_another_thread(url: str, name: str) -> None:
+    """A thread without an acquisition of its own speaks for the holder."""
     lock = Lock(name, store=url)
     thread = threading.Thread(target=lock.acquire)
     thread.start()
@@ -152,7 +143,7 @@ def test_threads_of_an_executor(url: str, name: str) -> None:
         assert Lock(name, store=url).acquire(timeout=0), "it was released"
 
 
-def test_who_was_refused_releases_nothing(url: str, name: str) -> None:
+def test_refused_caller_releases_nothing(url: str, name: str) -> None:
     """Of one object, as of two: it would end what it could not have."""
     lock = Lock(name, store=url, timeout=0)
     with ThreadPoolExecutor(1) as other:
@@ -164,7 +155,7 @@ def test_who_was_refused_releases_nothing(url: str, name: str) -> None:
         assert other.submit(lambda: lock.held and lock.release()).result()
 
 
-def test_who_has_left_ends_nobody_elses(url: str, name: str) -> None:
+def test_second_release_ends_no_other(url: str, name: str) -> None:
     """Released within ``with``; by its end another thread may have the lock."""
     lock = Lock(name, store=url)
     with ThreadPoolExecutor(1) as other:
@@ -174,7 +165,8 @@ def test_who_has_left_ends_nobody_elses(url: str, name: str) -> None:
         assert other.submit(lambda: lock.held and lock.release()).result()
 
 
-async def test_who_was_refused_or_has_left_ends_nobody_elses(url: str, name: str) -> None:
+async def test_refused_task_releases_nothing(url: str, name: str) -> None:
+    """Neither a refused task nor one that has released ends the acquisition of another."""
     lock = AsyncLock(name, store=url)
     taken, leave = asyncio.Event(), asyncio.Event()
 
@@ -201,7 +193,8 @@ async def test_who_was_refused_or_has_left_ends_nobody_elses(url: str, name: str
     assert await task
 
 
-def test_what_a_thread_that_died_holds_can_be_released(name: str, clock: ManualClock) -> None:
+def test_holder_thread_died(name: str, clock: ManualClock) -> None:
+    """Another thread can release what a thread that has ended acquired."""
     lock = Lock(name, ttl=30, max_hold=20, clock=clock)
     for _ in range(3):  # two lose it and say nothing, the third holds it when it ends
         clock.advance(31)
@@ -215,23 +208,26 @@ def test_what_a_thread_that_died_holds_can_be_released(name: str, clock: ManualC
     assert Lock(name, clock=clock).acquire(timeout=0)
 
 
-def test_a_lock_is_not_reentrant(url: str, name: str) -> None:
-    lock = Lock(name, store=url)
-    with lock:
-        with pytest.raises(RuntimeError, match=r"reentrant"), lock:
-            raise AssertionError("it would wait for itself")
-        assert not lock.acquire(timeout=0), "who does not wait for ever is told"
-        assert lock.held
-    assert lock.acquire(timeout=0)
-    lock.release()
-
-
-async def test_a_lock_is_not_reentrant_async(url: str, name: str) -> None:
-    lock = AsyncLock(name, store=url)
+async def test_not_reentrant(tools: Tools, url: str, name: str) -> None:
+    """A holder that would wait for itself for ever gets an error; with a time-out it is refused."""
+    lock = tools.Lock(name, store=url)
     async with lock:
         with pytest.raises(RuntimeError, match="reentrant"):
             await lock.acquire()
-        waiter = asyncio.create_task(enter(lock))  # another task may wait
+        with pytest.raises(RuntimeError, match="reentrant"):
+            async with lock:
+                raise AssertionError("it would wait for itself")
+        assert not await lock.acquire(timeout=0)
+        assert lock.held
+    assert await lock.acquire(timeout=0)
+    await lock.release()
+
+
+async def test_another_task_may_wait(url: str, name: str) -> None:
+    """A task may wait for a lock that another task holds through the same object."""
+    lock = AsyncLock(name, store=url)
+    async with lock:
+        waiter = asyncio.create_task(enter(lock))
         await asyncio.sleep(0.01)
     assert await waiter
 
@@ -241,7 +237,7 @@ async def enter(lock: AsyncLock) -> bool:
         return lock.held
 
 
-async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock) -> None:
+async def test_owner_is_the_calling_task(name: str, clock: ManualClock) -> None:
     """`asyncio.wait_for` may acquire it in a task of its own."""
     lock = AsyncLock(name, ttl=10, max_hold=5, clock=clock)
     lost = asyncio.Event()
@@ -265,7 +261,7 @@ async def test_a_lock_belongs_to_who_asked_for_it(name: str, clock: ManualClock)
     assert await other() == [True, True, True, False, False]
 
 
-def test_who_waits_is_woken(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_is_woken(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the release: nothing else would make it look again in time."""
     holder, waiter = (Lock(name, store=url, ttl=300) for _ in "ab")
     backend = waiter._runner.backend
@@ -298,7 +294,8 @@ def test_other_processes_are_woken(redis_server: Server, name: str, monkeypatch:
             assert waiter.release()
 
 
-def test_the_fence_survives_the_loss_of_its_counter(redis_server: Server, name: str) -> None:
+def test_fence_without_its_counter(redis_server: Server, name: str) -> None:
+    """Fences grow even if the key of the counter is lost."""
     lock = Lock(name, store=redis_server.url)
     seen = 0
     for _ in range(5):
@@ -308,7 +305,8 @@ def test_the_fence_survives_the_loss_of_its_counter(redis_server: Server, name: 
         redis_server.client().flushall()
 
 
-def test_in_redis(redis_server: Server) -> None:
+def test_redis_keys(redis_server: Server) -> None:
+    """The documented keys, with a time to live."""
     client = redis_server.client()
     with Lock("re{in}dex", store=redis_server.url, ttl=12.0):
         assert redis_server.names() == ["lock:{re%7Bin%7Ddex}", "lock:{re%7Bin%7Ddex}:fence"]
@@ -330,7 +328,8 @@ TTL = 6.0
 
 
 @pytest.mark.slow
-def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
+def test_renewed_while_held(url: str, name: str) -> None:
+    """The lock is renewed before its TTL is over."""
     with Lock(name, store=url, ttl=TTL) as lock:
         wait_until(lambda: left(lock) < TTL - 1, "its time goes by")
         wait_until(lambda: left(lock) > TTL - 1, "it is renewed")
@@ -338,20 +337,23 @@ def test_it_is_renewed_while_it_is_held(url: str, name: str) -> None:
 
 
 @pytest.mark.slow
-async def test_it_is_renewed_while_it_is_held_async(url: str, name: str) -> None:
+async def test_renewed_while_held_async(url: str, name: str) -> None:
+    """The lock of a task is renewed before its TTL is over."""
     async with AsyncLock(name, store=url, ttl=TTL) as lock:
         await asyncio.to_thread(wait_until, lambda: left(lock) < TTL - 1, "its time goes by")
         await asyncio.to_thread(wait_until, lambda: left(lock) > TTL - 1, "it is renewed")
         assert lock.held and not lock.lost.is_set()
 
 
-def test_one_that_is_forgotten_expires(url: str, name: str) -> None:
+def test_dropped_object(url: str, name: str) -> None:
+    """A lock whose object was dropped expires."""
     Lock(name, store=url, ttl=0.3).acquire()
     gc.collect()  # an exception on the way may refer to it
     assert Lock(name, store=url).acquire(timeout=LONG)
 
 
 def test_max_hold(url: str, name: str) -> None:
+    """After *max_hold* it is not renewed, so it is lost when its TTL is over."""
     hung = Lock(name, store=url, ttl=0.3, max_hold=0.3)
     assert hung.acquire()
     assert hung.lost.wait(LONG)
@@ -359,7 +361,8 @@ def test_max_hold(url: str, name: str) -> None:
     assert not hung.release()
 
 
-def test_expiry_by_the_clock(name: str, clock: ManualClock) -> None:
+def test_expiry(name: str, clock: ManualClock) -> None:
+    """After its TTL the lock is free, and the old holder can neither renew nor release it."""
     one, other = (Lock(name, store="memory://", ttl=30.0, clock=clock) for _ in "ab")
     assert one.acquire()
     fence = one.fence
@@ -374,28 +377,22 @@ def test_expiry_by_the_clock(name: str, clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize(("step", "times"), [(1, 100), (9.9, 10)])
-def test_renewed_within_advance(step: float, times: int, name: str, clock: ManualClock) -> None:
-    """By whoever moves the clock, so that it is the same every time."""
-    pool, lock = Pool(name, lease=30, clock=clock), Lock(name, ttl=30, clock=clock)
-    pool.add("a")
-    assert lock.acquire()
-    with pool.acquire() as leased:
+async def test_renewed_within_advance(tools: Tools, step: float, times: int, name: str, clock: ManualClock) -> None:
+    """The call that moves the clock renews what is due, so that it is the same every time."""
+    pool, lock = tools.Pool(name, lease=30, clock=clock), tools.Lock(name, ttl=30, clock=clock)
+    await pool.add("a")
+    assert await lock.acquire()
+    async with pool.acquire() as leased:
         for _ in range(times):
             clock.advance(step)
         assert lock.held and not leased.lost
         clock.advance(31)
-        assert lock.lost.is_set() and leased.lost, "a leap over the whole TTL is a pause of the process"
-    assert lock.acquire(timeout=0)
+        assert not lock.held and leased.lost, "a leap over the whole TTL is a pause of the process"
+        assert lock.lost.is_set()
+    assert await lock.acquire(timeout=0)
 
 
-async def test_renewed_within_advance_async(name: str, clock: ManualClock) -> None:
-    async with AsyncLock(name, ttl=30, clock=clock) as lock:
-        for _ in range(100):
-            clock.advance(1)
-        assert lock.held
-
-
-def test_many_locks_on_a_redis_that_is_far_away(redis_server: Server, name: str) -> None:
+def test_many_locks_far_away(redis_server: Server, name: str) -> None:
     """One after the other they would take longer than their TTL."""
 
     def ends() -> list[int]:
@@ -435,7 +432,8 @@ def test_taken_away(redis_server: Server, name: str) -> None:
         body(short, lambda: short.lost.wait(LONG) or print(1 / 0))
 
 
-async def test_the_body_is_cancelled_by_choice(redis_server: Server, name: str) -> None:
+async def test_cancel_when_lost(redis_server: Server, name: str) -> None:
+    """With *cancel_when_lost* the body is cancelled, and `LockLost` raised."""
     lock = AsyncLock(name, store=redis_server.url, ttl=0.5, cancel_when_lost=True)
 
     async def body() -> None:
@@ -452,6 +450,7 @@ async def test_the_body_is_cancelled_by_choice(redis_server: Server, name: str) 
 
 
 async def test_cancelled_while_waiting(url: str, name: str) -> None:
+    """A cancelled waiter leaves the line, and the next one gets the lock."""
     async with AsyncLock(name, store=url, ttl=30):
         waiter = asyncio.create_task(AsyncLock(name, store=url).acquire())
         await asyncio.sleep(0.05)
@@ -481,7 +480,8 @@ async def test_cancelled_in_mid_acquire(redis_server: Server, name: str) -> None
         await other.release()
 
 
-async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+async def test_10_000_waiters(redis_server: Server, name: str) -> None:
+    """10,000 waiting tasks need a handful of connections."""
     holder = AsyncLock(name, store=redis_server.patient_url)
     assert await holder.acquire()
     lock = AsyncLock(name, store=redis_server.patient_url)
@@ -498,6 +498,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
 
 
 def test_redis_is_down(name: str) -> None:
+    """It raises `StoreUnavailable`: at once, or when the time is over."""
     lock = Lock(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     with pytest.raises(StoreUnavailable, match=re.escape(name)):
         lock.acquire()
@@ -549,12 +550,14 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
 )
 def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    """The error says what would be right."""
     with pytest.raises(error, match=word):
         door(**arguments)
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "soon", True])
 def test_bad_timeout(timeout: Any, url: str, name: str) -> None:
+    """A bad time-out is an error, and the lock stays free."""
     lock = Lock(name, store=url)
     with pytest.raises(ValueError, match="timeout"):
         lock.acquire(timeout=timeout)
@@ -562,12 +565,14 @@ def test_bad_timeout(timeout: Any, url: str, name: str) -> None:
     lock.release()
 
 
-def test_the_tree() -> None:
+def test_exceptions() -> None:
+    """Errors of a lock are errors of headgate; `LockTimeout` is a `TimeoutError`."""
     assert issubclass(LockLost, HeadgateError)
     assert issubclass(LockTimeout, TimeoutError)
 
 
-def test_stores_are_shared_by_what_they_are(name: str) -> None:
+def test_same_store(name: str) -> None:
+    """Equal URLs share states; store objects have states of their own in memory."""
     memory = MemoryStore()
     with Lock(name, store=memory):
         assert not Lock(name, store=memory).acquire(timeout=0)
@@ -585,7 +590,8 @@ time.sleep(60)
 """
 
 
-def test_a_holder_that_dies(redis_server: Server, name: str) -> None:
+def test_killed_holder(redis_server: Server, name: str) -> None:
+    """The lock of a killed process is free after its TTL."""
     command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
     holder = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout
@@ -621,7 +627,8 @@ lock.ensure_held()
 """
 
 
-def test_a_fork(redis_server: Server, name: str) -> None:
+def test_fork(redis_server: Server, name: str) -> None:
+    """A forked child does not hold its parent's lock, and can use the object."""
     command = [sys.executable, "-c", FORK, redis_server.patient_url, name]
     subprocess.run(command, cwd=ROOT, check=True, timeout=40)
 
@@ -707,7 +714,8 @@ def test_a_fork_while_tasks_wait(redis_server: Server) -> None:
         subprocess.run(command, cwd=ROOT, check=True, timeout=40)
 
 
-def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> None:
+def test_stopped_loop(url: str, name: str) -> None:
+    """A waiter in an event loop that does not run holds up no other."""
     holder, other = Lock(name, store=url), Lock(name, store=url)
     assert holder.acquire()
     loop = asyncio.new_event_loop()
@@ -727,7 +735,7 @@ def test_an_event_loop_that_stands_still_stops_nobody(url: str, name: str) -> No
     loop.close()
 
 
-def test_an_event_loop_that_is_blocked_stops_nobody(url: str, name: str) -> None:
+def test_blocked_loop(url: str, name: str) -> None:
     """One who is not first asks when its time is over: the first may not have looked for as long."""
     holder, lock = Lock(name, store=url), Lock(name, store=url)
     assert holder.acquire()
@@ -755,9 +763,7 @@ def test_an_event_loop_that_is_blocked_stops_nobody(url: str, name: str) -> None
         thread.join()
 
 
-def test_it_is_lost_a_little_before_the_others_can_have_it(
-    mortal_server: Server, name: str, clock: ManualClock
-) -> None:
+def test_lost_a_little_early(mortal_server: Server, name: str, clock: ManualClock) -> None:
     """A twentieth of the TTL: what two clocks may differ by."""
     locks = [Lock(name + each, store=mortal_server.patient_url, ttl=20, clock=clock) for each in "ab"]
     assert all(lock.acquire() for lock in locks)
@@ -771,7 +777,7 @@ def test_it_is_lost_a_little_before_the_others_can_have_it(
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_a_lifetime_begins_with_the_question(
+def test_ttl_begins_with_the_request(
     renewed: bool, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not with the answer, which may come late."""
@@ -801,7 +807,8 @@ def test_a_lifetime_begins_with_the_question(
     assert not lock.held
 
 
-def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str) -> None:
+def test_release_is_retried(redis_server: Server, name: str) -> None:
+    """A release without an answer is retried in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         lock = Lock(name, store=f"{proxy.bare_url}?timeout=0.5", ttl=100)
         assert lock.acquire(timeout=LONG)
@@ -813,7 +820,8 @@ def test_a_release_that_nobody_heard_is_repeated(redis_server: Server, name: str
         lock.close()
 
 
-async def test_a_release_that_was_cancelled_is_repeated(redis_server: Server, name: str) -> None:
+async def test_cancelled_release_is_retried(redis_server: Server, name: str) -> None:
+    """A release that was cancelled is retried in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         lock = AsyncLock(name, store=f"{proxy.bare_url}?timeout=10", ttl=100)
         assert await lock.acquire(timeout=LONG)
@@ -830,7 +838,8 @@ async def test_a_release_that_was_cancelled_is_repeated(redis_server: Server, na
         await lock.aclose()
 
 
-def test_the_counter_lives_as_long_as_the_lock(redis_server: Server, name: str) -> None:
+def test_counter_is_renewed(redis_server: Server, name: str) -> None:
+    """The counter of fences does not expire while the lock is renewed."""
     client = redis_server.client()
     with Lock(name, store=redis_server.patient_url) as lock:
         client.pexpire(f"lock:{{{name}}}:fence", 60_000)

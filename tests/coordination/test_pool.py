@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from headgate.coordination import CRAWLER, AsyncPool, CircuitBreaker, Pool
 from headgate.errors import CircuitOpen, HeadgateError, InvalidKey, InvalidQuota, PoolExhausted, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
+from tests.support.awaited import Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
@@ -50,6 +52,7 @@ def test_least_recently_used(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_with(url: str, name: str) -> None:
+    """`with` leases a member, and gives it back."""
     pool = Pool(name, store=url, lease=30.0)
     pool.add("ua-1", "ua-2")
     with pool.acquire(timeout=10.0) as leased, pool.acquire(timeout=10.0) as other:
@@ -66,6 +69,7 @@ def test_with(url: str, name: str) -> None:
 
 
 async def test_async(url: str, name: str) -> None:
+    """The same under asyncio."""
     pool = AsyncPool(name, store=url)
     await pool.add("a", "b")
     async with pool.acquire(timeout=1.0) as leased:
@@ -85,7 +89,8 @@ async def test_async(url: str, name: str) -> None:
     assert (status.retired, status.leased, status.ready) == (1, 1, 1)
 
 
-def test_an_empty_pool(url: str, name: str) -> None:
+def test_empty(url: str, name: str) -> None:
+    """An empty pool is exhausted, for no known time; a waiter gets the first member that is added."""
     pool = Pool(name, store=url)
     with pytest.raises(PoolExhausted, match="no members") as caught:
         pool.acquire(timeout=0.01)
@@ -97,6 +102,7 @@ def test_an_empty_pool(url: str, name: str) -> None:
 
 
 def test_cooldown(url: str, name: str, clock: ManualClock) -> None:
+    """A member that cools down is not leased before its time."""
     pool = Pool(name, store=url, clock=clock)
     pool.add("a", "b")
     assert use(pool, cooldown=12.5) == "a"
@@ -114,7 +120,8 @@ def test_cooldown(url: str, name: str, clock: ManualClock) -> None:
     assert use(pool) == "a"
 
 
-def test_waiting_for_a_cooldown(url: str, name: str) -> None:
+def test_wait_for_cooldown(url: str, name: str) -> None:
+    """A waiter gets the member when its cooldown is over."""
     pool = Pool(name, store=url)
     pool.add("a")
     begun = time.monotonic()
@@ -123,7 +130,8 @@ def test_waiting_for_a_cooldown(url: str, name: str) -> None:
     assert time.monotonic() - begun >= 0.19
 
 
-def test_cooldowns_only_extend(url: str, name: str, clock: ManualClock) -> None:
+def test_cooldowns_extend(url: str, name: str, clock: ManualClock) -> None:
+    """A shorter cooldown does not replace a longer one."""
     pool = Pool(name, store=url, slots=2, clock=clock)
     pool.add("a")
     long, short = pool.acquire(timeout=0), pool.acquire(timeout=0)
@@ -133,6 +141,7 @@ def test_cooldowns_only_extend(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_slots(url: str, name: str, clock: ManualClock) -> None:
+    """With two slots two callers have the same member."""
     pool = Pool(name, store=url, slots=2, clock=clock)
     pool.add("a", "b")
     taken = [pool.acquire(timeout=0) for _ in range(4)]
@@ -143,7 +152,8 @@ def test_slots(url: str, name: str, clock: ManualClock) -> None:
     assert pool.acquire(timeout=0).member == taken[0].member
 
 
-def test_a_lease_that_ran_out(url: str, name: str, clock: ManualClock) -> None:
+def test_expired_lease(url: str, name: str, clock: ManualClock) -> None:
+    """After its lease the member is free, and the old holder cannot settle it."""
     pool = Pool(name, store=url, lease=30.0, clock=clock)
     pool.add("a")
     late = pool.acquire(timeout=0)
@@ -174,7 +184,8 @@ LEASE = 6.0
 
 
 @pytest.mark.slow
-def test_within_with_it_is_renewed(url: str, name: str) -> None:
+def test_renewed_in_with(url: str, name: str) -> None:
+    """Within `with` the lease is renewed."""
     pool = Pool(name, store=url, lease=LEASE)
     pool.add("a")
     with pool.acquire() as leased:
@@ -198,7 +209,8 @@ async def test_acquire_makes_a_task(url: str, name: str) -> None:
 
 
 @pytest.mark.slow
-async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
+async def test_renewed_in_with_async(url: str, name: str) -> None:
+    """Within `async with` the lease is renewed."""
     pool, watch = AsyncPool(name, store=url, lease=LEASE), Pool(name, store=url)
     await pool.add("a")
     async with pool.acquire() as leased:
@@ -207,7 +219,8 @@ async def test_within_with_it_is_renewed_async(url: str, name: str) -> None:
         assert not leased.lost
 
 
-def test_one_that_is_forgotten_comes_back(url: str, name: str) -> None:
+def test_dropped_lease(url: str, name: str) -> None:
+    """The member of a lease that was dropped comes back after the lease."""
     pool = Pool(name, store=url, lease=0.3)
     pool.add("a")
     pool.acquire().__enter__()
@@ -215,7 +228,8 @@ def test_one_that_is_forgotten_comes_back(url: str, name: str) -> None:
     assert pool.acquire(timeout=LONG).member == "a"
 
 
-def test_when_the_first_lease_is_over(url: str, name: str, clock: ManualClock) -> None:
+def test_retry_after_lease(url: str, name: str, clock: ManualClock) -> None:
+    """`retry_after` is the end of the first lease."""
     pool = Pool(name, store=url, lease=30, clock=clock)
     pool.add("a")
     pool.acquire(timeout=0)
@@ -226,6 +240,7 @@ def test_when_the_first_lease_is_over(url: str, name: str, clock: ManualClock) -
 
 
 def test_retire(url: str, name: str, clock: ManualClock) -> None:
+    """A retired member is leased no more until it is added again."""
     pool = Pool(name, store=url, clock=clock)
     pool.add("a", "b", "c")
     held = pool.acquire(timeout=0)
@@ -264,7 +279,7 @@ def test_quota_is_exact(url: str, name: str, clock: ManualClock) -> None:
             assert times[i + 5][0] - times[i][1] > 10_000_000, "six in a window, as somebody may see it"
 
 
-def test_who_only_looks_need_not_know_the_rules(url: str, name: str, clock: ManualClock) -> None:
+def test_pool_without_rules(url: str, name: str, clock: ManualClock) -> None:
     """Not even when it settles what others left behind."""
     pool, looks = Pool(name, store=url, quota="1/minute", lease=5, clock=clock), Pool(name, store=url, clock=clock)
     pool.add("a")
@@ -306,7 +321,8 @@ def test_the_usual_rules_can_be_given_too(url: str, name: str, clock: ManualCloc
     held.release()
 
 
-def test_rules_count_though_somebody_without_any_was_first(url: str, name: str, clock: ManualClock) -> None:
+def test_first_rules_count(url: str, name: str, clock: ManualClock) -> None:
+    """The first rules count, even if a pool without rules was there before."""
     plain = Pool(name, store=url, clock=clock)
     plain.add("a")
     worker = Pool(name, store=url, quota="2/10 minutes", lease=5, clock=clock)
@@ -333,7 +349,7 @@ def test_a_change_of_rules_forgets_nothing(url: str, name: str, clock: ManualClo
     assert strict.status().ready == 2
 
 
-def test_a_request_that_we_gave_up_on_counts_until_its_lease_is_over(url: str, name: str, clock: ManualClock) -> None:
+def test_unanswered_use(url: str, name: str, clock: ManualClock) -> None:
     """Its server may come to it, and count it, when we have long counted it as over."""
     pool = Pool(name, store=url, quota="1/10 seconds", lease=30, clock=clock)
     pool.add("a")
@@ -350,7 +366,7 @@ def test_a_request_that_we_gave_up_on_counts_until_its_lease_is_over(url: str, n
     assert pool.status().members["a"].ready_in == pytest.approx(10, abs=0.01)
 
 
-def test_a_large_quota_costs_what_a_small_one_does(redis_server: Server, name: str, clock: ManualClock) -> None:
+def test_cost_of_a_large_quota(redis_server: Server, name: str, clock: ManualClock) -> None:
     """No step reads or writes more than a record and a chunk or two of its uses."""
     pool = Pool(name, store=RedisStore(redis_server.url, timeout=10, clock=clock), quota=["100000/day", "500/hour"])
     pool.add("a")
@@ -391,7 +407,8 @@ def test_a_key_that_is_lost(lost: str, redis_server: Server, clock: ManualClock)
     pool.close()
 
 
-def test_a_refusal_is_not_silence(redis_server: Server, name: str) -> None:
+def test_redis_refuses(redis_server: Server, name: str) -> None:
+    """A refusal by Redis is `StoreUnavailable`, which says so."""
     redis_server.client().set(f"pool:{{{name}}}", "no sorted set")
     pool = Pool(name, store=redis_server.patient_url)
     with pytest.raises(StoreUnavailable, match=r"refused.*WRONGTYPE"):
@@ -399,6 +416,7 @@ def test_a_refusal_is_not_silence(redis_server: Server, name: str) -> None:
 
 
 def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
+    """All quotas must allow a use."""
     pool = Pool(name, store=url, quota=["2/second", "3/minute"], clock=clock)
     pool.add("a")
     assert [use(pool), use(pool)] == ["a", "a"]
@@ -412,7 +430,8 @@ def test_several_quotas(url: str, name: str, clock: ManualClock) -> None:
     assert caught.value.retry_after == pytest.approx(59, abs=0.1)
 
 
-def test_the_crawlers_preset(url: str, name: str, clock: ManualClock) -> None:
+def test_crawler_preset(url: str, name: str, clock: ManualClock) -> None:
+    """The documented rules."""
     pool = Pool(name, store=url, **CRAWLER, clock=clock)
     pool.add("token")
     assert [use(pool) for _ in range(80)] == ["token"] * 80
@@ -421,7 +440,8 @@ def test_the_crawlers_preset(url: str, name: str, clock: ManualClock) -> None:
     assert caught.value.retry_after == pytest.approx(600, abs=0.01)
 
 
-def test_a_members_breaker(url: str, name: str, clock: ManualClock) -> None:
+def test_member_breaker(url: str, name: str, clock: ManualClock) -> None:
+    """A member's breaker opens, probes and closes as a `CircuitBreaker` does."""
     pool = Pool(name, store=url, failures=3, open_for=60.0, successes=2, clock=clock)
     pool.add("bad")
     for _ in range(3):
@@ -446,6 +466,7 @@ def answer(status: int, **headers: str) -> Any:
 
 
 def test_observe(url: str, name: str, clock: ManualClock) -> None:
+    """What an answer says counts for the member."""
     pool = Pool(name, store=url, failures=2, open_for=60.0, clock=clock)
     pool.add("a", "b", "c", "d", "e")
     rows = [
@@ -467,7 +488,8 @@ def test_observe(url: str, name: str, clock: ManualClock) -> None:
         leased.observe("200")
 
 
-def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock: ManualClock) -> None:
+def test_release_after_observe(url: str, name: str, clock: ManualClock) -> None:
+    """`release` adds to what was observed."""
     pool = Pool(name, store=url, clock=clock)
     pool.add("a")
     leased = pool.acquire(timeout=0)
@@ -481,7 +503,8 @@ def test_what_was_observed_counts_when_it_is_released(url: str, name: str, clock
     assert pool.status().retired == 1
 
 
-def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, name: str, clock: ManualClock) -> None:
+def test_lease_cut_off(redis_server: Server, name: str, clock: ManualClock) -> None:
+    """A lease that cannot be renewed ends by our own clock."""
     with FaultyProxy(redis_server.port) as proxy:
         pool = Pool(name, store=f"{proxy.bare_url}?timeout=0.5", lease=30, clock=clock)
         answered(lambda: pool.add("a"))
@@ -496,7 +519,23 @@ def test_a_lease_that_is_cut_off_ends_by_our_own_clock(redis_server: Server, nam
         pool.close()
 
 
-def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name: str, clock: ManualClock) -> None:
+async def test_ignore_errors(tools: Tools, url: str, name: str, clock: ManualClock) -> None:
+    """After `ignore_errors`, or `excuse` as it was called, an exception counts for nothing."""
+    pool = tools.Pool(name, store=url, failures=5, clock=clock)
+    await pool.add("a")
+    for method in ("ignore_errors", "excuse"):
+        leased = await pool.acquire(timeout=0)
+        with suppress(KeyError):
+            async with leased:
+                if tools.kind == "threads":
+                    leased = leased.tool
+                getattr(leased, method)()
+                raise KeyError
+        assert (await pool.status()).members["a"].failures == 0
+
+
+def test_exception_in_with(url: str, name: str, clock: ManualClock) -> None:
+    """An exception is a failure of the member, unless an answer was observed."""
     pool = Pool(name, store=url, failures=5, clock=clock)
     pool.add("a")
 
@@ -515,7 +554,7 @@ def test_an_exception_is_a_failure_unless_the_answer_was_observed(url: str, name
     assert pool.status().members["a"].failures == 1
 
 
-def test_what_we_refuse_ourselves_is_not_the_members_fault(url: str, name: str, clock: ManualClock) -> None:
+def test_own_refusals_are_ignored(url: str, name: str, clock: ManualClock) -> None:
     """A breaker of the whole site that is open must not take every member with it."""
     pool, site = Pool(name, store=url, failures=1, clock=clock), CircuitBreaker(name, store=url, clock=clock)
     pool.add("a")
@@ -569,7 +608,8 @@ def test_many_members_are_looked_at_seldom(url: str, name: str, clock: ManualClo
         assert caught.value.reasons["retired"] == number + 1
 
 
-def test_who_waits_is_served_in_order(url: str, name: str) -> None:
+def test_fifo(url: str, name: str) -> None:
+    """Waiters of a process are served in their order."""
     pool = Pool(name, store=url)
     pool.add("a")
     held = pool.acquire()
@@ -616,7 +656,8 @@ def test_processes_are_served_in_order(redis_server: Server, name: str) -> None:
         store.close()
 
 
-async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+async def test_10_000_waiters(redis_server: Server, name: str) -> None:
+    """10,000 waiting tasks need a handful of connections."""
     pool = AsyncPool(name, store=redis_server.patient_url)
     await pool.add("a")
     held = await pool.acquire()
@@ -642,7 +683,8 @@ with leased:
 """
 
 
-def test_five_holders_that_die(redis_server: Server, name: str) -> None:
+def test_killed_holders(redis_server: Server, name: str) -> None:
+    """The members of killed processes come back after their leases."""
     pool = Pool(name, store=redis_server.patient_url, lease=300.0)
     pool.add(*"abcde")
     command = [sys.executable, "-c", HOLD, redis_server.patient_url, name]
@@ -660,7 +702,7 @@ def test_five_holders_that_die(redis_server: Server, name: str) -> None:
         holder.communicate()
 
 
-def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_give_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and not when it is taken for dead."""
     pool, retries = Pool(name, store=url), []
     monkeypatch.setattr(pool._runner, "retry_in_background", lambda step, *_: retries.append(step.name))
@@ -671,7 +713,8 @@ def test_who_gives_up_leaves_the_queue(url: str, name: str, monkeypatch: pytest.
         retries.clear()
 
 
-def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name: str) -> None:
+def test_settle_is_retried(redis_server: Server, name: str) -> None:
+    """A release without an answer is retried in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         pool = Pool(name, store=f"{proxy.bare_url}?timeout=0.5", lease=600)
         answered(lambda: pool.add("a"))
@@ -684,7 +727,8 @@ def test_what_was_given_back_to_silence_is_given_back(redis_server: Server, name
         pool.close()
 
 
-async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server: Server, name: str) -> None:
+async def test_cancelled_settle_is_retried(redis_server: Server, name: str) -> None:
+    """A release that was cancelled is retried in the background."""
     with FaultyProxy(redis_server.port) as proxy:
         pool = AsyncPool(name, store=f"{proxy.bare_url}?timeout=10", lease=600)
         await pool.add("a")
@@ -701,7 +745,8 @@ async def test_what_a_cancelled_task_was_giving_back_is_given_back(redis_server:
         await pool.aclose()
 
 
-def test_a_parents_lease_is_not_its_childs(url: str, name: str) -> None:
+def test_fork(url: str, name: str) -> None:
+    """A forked child does not release its parent's lease."""
     pool = Pool(name, store=url)
     pool.add("a")
     leased = pool.acquire(timeout=0)
@@ -710,7 +755,7 @@ def test_a_parents_lease_is_not_its_childs(url: str, name: str) -> None:
     assert pool.status().leased == 1
 
 
-def test_a_lease_ends_here_before_it_ends_there(url: str, name: str, clock: ManualClock) -> None:
+def test_lost_a_little_early(url: str, name: str, clock: ManualClock) -> None:
     """Two clocks do not run alike; one clock does."""
     pool = Pool(name, store=url, lease=20, clock=clock)
     pool.add("a")
@@ -723,7 +768,7 @@ def test_a_lease_ends_here_before_it_ends_there(url: str, name: str, clock: Manu
     assert leased.lost
 
 
-def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, name: str) -> None:
+def test_next_waiter_is_told(redis_server: Server, name: str) -> None:
     """Whoever takes the first of two that came free at once, by time, tells whoever is first then."""
     client, clock = redis_server.client(), ManualClock()
     pool = Pool(name, store=RedisStore(redis_server.url, timeout=10, clock=clock))
@@ -743,7 +788,8 @@ def test_the_next_in_line_is_told_that_there_is_one_more(redis_server: Server, n
     pool.close()
 
 
-def test_pools_that_are_empty_are_swept(name: str, clock: ManualClock) -> None:
+def test_empty_pools_are_swept(name: str, clock: ManualClock) -> None:
+    """Memory drops the state of an empty pool."""
     empty, pool = Pool(name, clock=clock), Pool(f"{name}'", clock=clock)
     pool.add("a")
     empty.status()
@@ -754,6 +800,7 @@ def test_pools_that_are_empty_are_swept(name: str, clock: ManualClock) -> None:
 
 
 def test_redis_is_down(name: str) -> None:
+    """Methods raise `StoreUnavailable`."""
     pool = Pool(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     with pytest.raises(StoreUnavailable):
         pool.acquire()
@@ -774,7 +821,8 @@ def test_redis_goes_away_and_comes_back(node: Any, name: str) -> None:
     pool.close()
 
 
-def test_in_redis(redis_server: Server) -> None:
+def test_redis_keys(redis_server: Server) -> None:
+    """The documented keys and scores."""
     pool = Pool("user-agents", store=redis_server.url)
     pool.add("ua-1", "ua-2")
     assert redis_server.client().type("pool:{user-agents}") == "zset"
@@ -808,6 +856,7 @@ NAMES = ["a b", "토큰", "{}", "a:b", "%", "0", "-1", "*", "'; return 1 --", "a
 
 
 def test_hostile_members(url: str, name: str) -> None:
+    """Any text can be a member."""
     pool = Pool(name, store=url)
     pool.add(*NAMES)
     assert [use(pool) for _ in NAMES] == NAMES
@@ -836,11 +885,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
 )
 def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    """The error says what would be right."""
     with pytest.raises(error, match=word):
         door(**arguments)
 
 
 def test_bad_calls(url: str, name: str) -> None:
+    """The error says what would be right."""
     pool = Pool(name, store=url)
     for member in ("", None, 5, "a\nb"):
         with pytest.raises(InvalidKey, match="member"):

@@ -31,7 +31,8 @@ ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0
 
 
-def test_first_in_first_out(url: str, name: str, clock: ManualClock) -> None:
+def test_fifo(url: str, name: str, clock: ManualClock) -> None:
+    """Entries come out in the order in which they were put in."""
     queue = WaitQueue(name, store=url, clock=clock)
     assert queue.dequeue() is None
     assert len(queue) == 0
@@ -46,6 +47,7 @@ def test_first_in_first_out(url: str, name: str, clock: ManualClock) -> None:
 
 
 async def test_async(url: str, name: str) -> None:
+    """The same under asyncio."""
     queue = AsyncWaitQueue(name, store=url)
     for id in ("a", "b", "c"):
         await queue.enqueue(id)
@@ -70,6 +72,7 @@ def test_expired_ones_never_come_out(url: str, name: str, clock: ManualClock) ->
 
 
 def test_cancel(url: str, name: str, clock: ManualClock) -> None:
+    """A cancelled entry never comes out."""
     queue = WaitQueue(name, store=url, clock=clock)
     for id in "abc":
         queue.enqueue(id)
@@ -82,6 +85,7 @@ def test_cancel(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_max_length(url: str, name: str, clock: ManualClock) -> None:
+    """One entry more is `QueueFull`."""
     queue = WaitQueue(name, store=url, max_length=2, timeout=60, clock=clock)
     queue.enqueue("a")
     queue.enqueue("b")
@@ -93,6 +97,7 @@ def test_max_length(url: str, name: str, clock: ManualClock) -> None:
 
 
 def test_dequeue_waits(url: str, name: str) -> None:
+    """`dequeue` waits for an entry, up to its time-out."""
     queue = WaitQueue(name, store=url)
     begun = time.monotonic()
     assert queue.dequeue(timeout=0.1) is None
@@ -123,7 +128,8 @@ def test_wait(url: str, name: str) -> None:
         thread.join()
 
 
-def test_wait_that_is_over(url: str, name: str) -> None:
+def test_wait_timeout(url: str, name: str) -> None:
+    """A `wait` whose time is over is False, and its entry is gone."""
     queue = WaitQueue(name, store=url)
     assert not queue.wait("a", timeout=0.1)
     wait_until(lambda: len(queue) == 0, "it is out of the line")
@@ -133,7 +139,8 @@ def test_wait_that_is_over(url: str, name: str) -> None:
     timer.join()
 
 
-async def test_wait_that_is_cancelled(url: str, name: str) -> None:
+async def test_wait_cancelled(url: str, name: str) -> None:
+    """A cancelled `wait` leaves the line."""
     queue = AsyncWaitQueue(name, store=url)
     tasks = [asyncio.create_task(queue.wait(id)) for id in "abc"]
     while await queue.size() < 3:  # noqa: ASYNC110  # nobody tells when they stand in line
@@ -195,9 +202,7 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.bounded(300)
-async def test_10_000_tasks_stand_in_line(
-    url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_10_000_entries(url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
     alive = heartbeat.ALIVE
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 300.0)  # a slow machine takes long to get them there
@@ -231,7 +236,7 @@ async def test_10_000_tasks_stand_in_line(
             await asyncio.sleep(0.1)
 
 
-async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: str) -> None:
+async def test_10_000_takers(redis_server: Server, name: str) -> None:
     """For somebody to come, of whom only the first asks; or in line themselves, for whom their process speaks."""
     queue = AsyncWaitQueue(name, store=redis_server.patient_url)
     assert await queue.size() == 0
@@ -254,7 +259,7 @@ async def test_10_000_tasks_wait_on_few_connections(redis_server: Server, name: 
     assert await line.size() == 0
 
 
-def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) -> None:
+def test_same_id_takes_over(url: str, name: str) -> None:
     """One dequeue serves one, and who gives up takes nobody else out."""
     queue, ended = WaitQueue(name, store=url), []
 
@@ -276,7 +281,8 @@ def test_who_waits_with_the_same_id_takes_over_the_place(url: str, name: str) ->
     assert queue.dequeue() == "later"
 
 
-def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: ManualClock) -> None:
+def test_take_over_extends(url: str, name: str, clock: ManualClock) -> None:
+    """A caller that takes over a place may wait for longer than the first."""
     queue = WaitQueue(name, store=url, clock=clock)
     queue.enqueue("a", timeout=1)
     queue._runner.execute(Operation("enqueue", ("call", "a", 60_000_000, 0, 90_000_000, "w")))
@@ -288,9 +294,7 @@ def test_who_takes_over_a_place_may_wait_for_longer(url: str, name: str, clock: 
     assert queue.position("a") is None
 
 
-async def test_one_that_nobody_tells_hears_of_it(
-    redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_wait_without_messages(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
     monkeypatch.setattr(heartbeat, "ALIVE", 3.0)
@@ -305,7 +309,8 @@ async def test_one_that_nobody_tells_hears_of_it(
             assert await task
 
 
-def test_a_full_queue_cancels_nobody(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_cancels_no_entry(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `wait` that finds the queue full cancels nothing."""
     queue, retries = WaitQueue(name, store=url, max_length=1), []
     monkeypatch.setattr(queue._runner, "retry_in_background", lambda *retry: retries.append(retry))
     queue.enqueue("a")
@@ -314,7 +319,8 @@ def test_a_full_queue_cancels_nobody(url: str, name: str, monkeypatch: pytest.Mo
     assert not retries
 
 
-def test_who_waits_is_told_by_message(redis_server: Server, name: str) -> None:
+def test_wait_is_told_by_message(redis_server: Server, name: str) -> None:
+    """A waiter hears at once that it was served."""
     queue, channel = WaitQueue(name, store=redis_server.patient_url), f"token_queue:{{{name}}}"
     with redis_server.client().pubsub(ignore_subscribe_messages=True) as heard:
         heard.subscribe(channel)
@@ -334,9 +340,7 @@ def test_who_waits_is_told_by_message(redis_server: Server, name: str) -> None:
         assert told == ["", "", "a", "b"]
 
 
-def test_nothing_is_remembered_for_longer_than_a_minute(
-    url: str, name: str, clock: ManualClock, servers: Servers
-) -> None:
+def test_replies_are_forgotten(url: str, name: str, clock: ManualClock, servers: Servers) -> None:
     """Neither answers nor who was served; and who comes again was not served."""
     queue = WaitQueue(name, store=url, clock=clock)
     runner = queue._runner
@@ -362,7 +366,7 @@ def test_nothing_is_remembered_for_longer_than_a_minute(
         assert [key for key in server.names() if name in key] == [f"token_queue:{{{name}}}:order"]
 
 
-def test_redis_comes_back_while_somebody_waits(node: Any, name: str) -> None:
+def test_redis_comes_back(node: Any, name: str) -> None:
     """Neither the first word nor a later one needs an answer, as long as there is time."""
     queue, served = WaitQueue(name, store=f"{node.bare_url}?timeout=0.5"), []
     assert answered(lambda: len(queue)) == 0
@@ -402,6 +406,7 @@ def _dequeued(queue: WaitQueue) -> str | None:
 
 
 def test_redis_is_down(name: str) -> None:
+    """All methods raise `StoreUnavailable`."""
     queue = WaitQueue(name, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
     for call in (lambda: queue.enqueue("a"), queue.dequeue, lambda: len(queue), lambda: queue.wait("a")):
         with pytest.raises(StoreUnavailable):
@@ -409,7 +414,8 @@ def test_redis_is_down(name: str) -> None:
     queue.close()
 
 
-def test_in_redis(redis_server: Server) -> None:
+def test_redis_keys(redis_server: Server) -> None:
+    """The documented keys, which expire."""
     queue = WaitQueue("tokens", store=redis_server.url, timeout=60.0)
     queue.enqueue("request-1")
     client = redis_server.client()
@@ -423,6 +429,7 @@ HOSTILE = ["a b", "토큰", "{}", "1:2:3:4", ":", "-", "%", "0", "*", "'; return
 
 
 def test_hostile_ids(url: str, name: str) -> None:
+    """Any text can be an id."""
     queue = WaitQueue(name, store=url)
     for id in HOSTILE:
         queue.enqueue(id)
@@ -443,11 +450,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ("arguments", "error", "word"), BAD, ids=[", ".join(row[0]) + f" {number}" for number, row in enumerate(BAD)]
 )
 def test_bad_arguments(door: Any, arguments: dict[str, Any], error: type[Exception], word: str) -> None:
+    """The error says what would be right."""
     with pytest.raises(error, match=word):
         door(**arguments)
 
 
 def test_bad_calls(url: str, name: str) -> None:
+    """The error says what would be right."""
     queue = WaitQueue(name, store=url)
     for id in ("", None, 5, "a\nb", "k" * 300):
         for call in (queue.enqueue, queue.cancel, queue.wait, queue.position):
@@ -461,7 +470,8 @@ def test_bad_calls(url: str, name: str) -> None:
     assert issubclass(QueueFull, HeadgateError)
 
 
-def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dequeue_without_waiting(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that may not wait asks once, though another caller is first in line."""
     queue, asked = WaitQueue(name, store=url), 0
     states = queue._runner.backend.states
     run = states.run
@@ -484,7 +494,8 @@ def test_who_may_not_wait_asks_though_another_waits(url: str, name: str, monkeyp
     thread.join()
 
 
-async def test_cancelled_while_it_joins_the_line(redis_server: Server, name: str) -> None:
+async def test_cancelled_while_joining(redis_server: Server, name: str) -> None:
+    """An entry whose `enqueue` was cancelled is taken out again."""
     direct = WaitQueue(name, store=redis_server.patient_url)
     with FaultyProxy(redis_server.port) as proxy:
         queue = AsyncWaitQueue(name, store=f"{proxy.bare_url}?timeout=10")

@@ -65,14 +65,14 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
-def test_an_event_loop_that_ends_in_mid_call(turns: int, redis_server: Server) -> None:
+def test_loop_ends_during_a_call(turns: int, redis_server: Server) -> None:
     """Nothing hangs, and nothing is left open, although nobody closed anything."""
     command = [sys.executable, "-W", "error", "-c", ENDS, redis_server.patient_url, str(turns)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_clients_of_the_wrong_kind(redis_server: Server) -> None:
+def test_client_of_the_wrong_kind(redis_server: Server) -> None:
     """A client of redis-py that was handed in serves one kind of tools only; it says which."""
     for tool in (Lock, CircuitBreaker, Pool, WaitQueue):
         with pytest.raises(TypeError, match="Async"):
@@ -94,7 +94,8 @@ def test_clients_of_the_wrong_kind(redis_server: Server) -> None:
             timer.join()
 
 
-def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) -> None:
+def test_close_leaves_a_given_store(redis_server: Server) -> None:
+    """Closing a tool does not close a store that was handed in."""
     store = RedisStore(redis_server.url)
     lock = Lock("x", store=store)
     with lock:
@@ -104,7 +105,7 @@ def test_closing_a_tool_leaves_a_store_that_was_handed_in(redis_server: Server) 
     store.close()
 
 
-def test_the_end_of_a_loop_leaves_a_store_that_was_handed_in(redis_server: Server) -> None:
+def test_loop_end_leaves_a_given_store(redis_server: Server) -> None:
     """It is its owner's to close; only what the loop itself had is closed, by the store."""
     closed = []
 
@@ -131,7 +132,7 @@ def test_the_end_of_a_loop_leaves_a_store_that_was_handed_in(redis_server: Serve
     store.close()
 
 
-async def test_a_client_for_threads_in_an_event_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sync_client_in_a_loop(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook: what is to be repeated is repeated by a thread, since the loop could not use the client."""
     with redis.Redis.from_url(redis_server.bare_url) as client:
         store = RedisStore(client)
@@ -184,7 +185,7 @@ def test_a_manual_clock_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None
     assert not begun
 
 
-def test_locks_that_are_held_for_a_moment_share_a_thread() -> None:
+def test_short_locks_share_a_thread() -> None:
     """To start one for each would cost ten times as much as the lock."""
     lock = Lock("moments", clock=SystemClock())  # not what others use
     for _ in range(50):
@@ -215,7 +216,7 @@ def test_timers(monkeypatch: pytest.MonkeyPatch) -> None:
         wait_until(lambda: seen[-1] == number, "another thread does it")  # noqa: B023  # it is called at once
 
 
-def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
+def test_no_right_to_publish(redis_server: Server) -> None:
     """Whoever waits looks once a second; nothing else is different."""
     redis_server.client().acl_setuser(
         "mute", enabled=True, reset=True, passwords="+x", keys=["*"], categories=["+@all"], commands=["-publish"]
@@ -231,7 +232,8 @@ def test_a_user_that_may_not_publish_or_subscribe(redis_server: Server) -> None:
     waiter.close()
 
 
-def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
+def test_timers_of_their_own(redis_server: Server) -> None:
+    """A Redis that hangs does not delay the timers of another."""
     one, other = (open_backend(f"{redis_server.bare_url}?timeout={seconds}", None) for seconds in (10, 11))
     hangs, done = threading.Event(), threading.Event()
     one.timers.later(0, lambda: hangs.wait(20))
@@ -240,7 +242,7 @@ def test_a_redis_that_hangs_holds_up_no_other(redis_server: Server) -> None:
     hangs.set()
 
 
-def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
+def test_documented_rights(redis_server: Server) -> None:
     """The second user of docs/redis.md, who has no limiter."""
     [_, rights] = re.findall(r"^user headgate on (.*)$", (ROOT / "docs" / "redis.md").read_text(), re.M)
     redis_server.client().execute_command("ACL", "SETUSER", "alone", "reset", "on", *rights.split())
@@ -264,7 +266,7 @@ def test_the_rights_of_the_tools_alone(redis_server: Server) -> None:
     lock.close()
 
 
-def test_memory_forgets_what_says_nothing(clock: ManualClock) -> None:
+def test_memory_is_swept(clock: ManualClock) -> None:
     """A few states a step, so that no step takes long however many there are; and fences still grow."""
     memory = open_backend("memory://", clock).states
     assert isinstance(memory, MemoryStates)
@@ -295,7 +297,7 @@ TOOLS = [Lock, AsyncLock, CircuitBreaker, AsyncCircuitBreaker, Pool, AsyncPool, 
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_a_tool_says_of_itself(tool: Any, redis_server: Server) -> None:
+def test_repr(tool: Any, redis_server: Server) -> None:
     """Its kind, its name and where it is, and no password."""
     assert repr(tool("x")) == f"<{tool.__name__} 'x' at memory://>"
     shown = repr(tool("x", store=redis_server.patient_url))
@@ -312,7 +314,7 @@ SAYS = [
 
 
 @pytest.mark.parametrize("query, seconds", SAYS)
-def test_a_step_has_two_seconds_unless_the_url_says_how_many(query: str, seconds: float) -> None:
+def test_timeout_of_an_operation(query: str, seconds: float) -> None:
     """A time to connect says nothing about that."""
     source = vars(open_backend(f"redis://timeout=:1@127.0.0.1:1/0{query}", None))["_owned"].url
     assert source.timeout == seconds
@@ -320,6 +322,7 @@ def test_a_step_has_two_seconds_unless_the_url_says_how_many(query: str, seconds
 
 @pytest.mark.parametrize("timeout", [1e308, 10**400, float("inf"), -1, float("nan"), "5", True], ids=str)
 def test_bad_timeouts(timeout: Any) -> None:
+    """The error says what would be right."""
     for wait in (Lock("x").acquire, Pool("x").acquire, WaitQueue("x").dequeue, partial(WaitQueue("x").wait, "1")):
         with pytest.raises(ValueError, match="at most a year"):
             wait(timeout=timeout)
@@ -336,7 +339,7 @@ WAITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
-def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiters_ask_seldom(wait: Any, url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it comes, when the subscription stands, when the time is over; and not when its own question is answered."""
     assert Lock(name, store=url).acquire()
     states = open_backend(url, None).states
@@ -353,7 +356,7 @@ def test_who_waits_asks_seldom(wait: Any, url: str, name: str, monkeypatch: pyte
     assert 1 <= asked <= 10
 
 
-def test_a_signal_in_mid_step(name: str) -> None:
+def test_signal_during_an_operation(name: str) -> None:
     """What it left half done is forgotten, as if it had never been; nobody else notices."""
     queue, other = WaitQueue(name), WaitQueue(f"{name}'")
     queue.enqueue("a")
@@ -378,13 +381,14 @@ def test_a_signal_in_mid_step(name: str) -> None:
     assert (len(queue), other.dequeue()) == (0, "b")
 
 
-def test_errors_come_with_the_tools() -> None:
+def test_errors_are_exported() -> None:
+    """All errors of the tools can be imported from headgate.coordination."""
     for error in (CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable):
         assert getattr(coordination, error.__name__) is error
         assert error.__name__ in coordination.__all__
 
 
-def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_messages(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The subscription breaks; it is made again at once, and whoever waits looks what happened meanwhile."""
     monkeypatch.setattr("headgate.redis.pubsub.PAUSE", 30.0)
     url = f"{redis_server.bare_url}?timeout=12"
@@ -416,7 +420,7 @@ def test_wake_ups_that_were_missed(redis_server: Server, monkeypatch: pytest.Mon
     lock.close()
 
 
-def test_a_background_retry_ends_when_its_time_is_over() -> None:
+def test_background_retry_ends() -> None:
     """From threads and from tasks: nobody tries for ever to reach a Redis that is gone."""
     runner = Runner(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None, tasks=False)
     release = Operation("release", ("a", 1000))
@@ -433,7 +437,7 @@ def test_a_background_retry_ends_when_its_time_is_over() -> None:
     runner.backend.close()
 
 
-def test_what_changes_before_the_subscription_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_before_the_subscription(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody lets go after the question and before the answer to SUBSCRIBE: then it is asked again."""
     url = f"{redis_server.bare_url}?timeout=13"
     elsewhere, other = Lock("x", store=RedisStore(url)), Lock("y", store=RedisStore(url))
@@ -456,7 +460,7 @@ def test_what_changes_before_the_subscription_stands(redis_server: Server, monke
     lock.close()
 
 
-def test_a_signal_while_something_is_put_off() -> None:
+def test_signal_in_a_timer() -> None:
     """What others put off is done all the same."""
     for number in itertools.count(1):
         timers, done = Timers(SYSTEM_CLOCK), threading.Event()
@@ -470,7 +474,7 @@ def test_a_signal_while_something_is_put_off() -> None:
             return
 
 
-def test_a_signal_while_somebody_waits(name: str) -> None:
+def test_signal_while_waiting(name: str) -> None:
     """Whoever wakes it is not held up."""
     runner = Runner(LOCK, name, "memory://", None, tasks=False)
     tickets: list[Ticket] = []
@@ -491,7 +495,7 @@ def test_a_signal_while_somebody_waits(name: str) -> None:
             return
 
 
-def test_a_signal_while_somebody_waits_for_the_loss_of_a_lock(name: str) -> None:
+def test_signal_while_waiting_for_the_loss(name: str) -> None:
     """The thread that renews it is not held up when it says so."""
     with Lock(name) as lock:
         acquisition = lock._current()
@@ -508,7 +512,7 @@ def test_a_signal_while_somebody_waits_for_the_loss_of_a_lock(name: str) -> None
 
 @pytest.mark.parametrize("at", ["join", "leave"])
 @pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
-def test_a_signal_on_the_way_into_the_line_or_out(
+def test_signal_while_joining_or_leaving(
     wait: Any, at: str, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody stays there who has gone: those who come later would wait behind it for ever."""
@@ -529,7 +533,7 @@ def test_a_signal_on_the_way_into_the_line_or_out(
     assert not any(name in key for key in line._queues)
 
 
-async def test_callers_that_come_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask two questions at a time at most, however many they are: one outside the line and the first in it."""
     lock, at_once, most = AsyncLock(name, store=redis_server.url), 0, 0
     states = lock._runner.backend.states
