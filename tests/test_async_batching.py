@@ -10,7 +10,7 @@ from headgate import AsyncLimiter, Decision
 from headgate.errors import StoreUnavailable
 from headgate.rule import AlgorithmName
 from tests.support.clocks import PATIENCE, until_async
-from tests.support.proxy import Proxy
+from tests.support.proxy import FaultyProxy
 from tests.support.quotas import ALGORITHMS
 from tests.support.servers import Server
 
@@ -22,12 +22,9 @@ async def check_all(limiter: AsyncLimiter, count: int) -> list[Decision]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_many_checks_make_few_trips(algorithm: AlgorithmName, any_redis_server: Server) -> None:
-    async def check() -> None:
-        async with (
-            Proxy(any_redis_server.port) as proxy,
-            AsyncLimiter("5/30d", algorithm=algorithm, store=proxy.url, on_store_error="raise") as limiter,
-        ):
+async def test_many_checks_make_few_trips(algorithm: AlgorithmName, any_redis_server: Server) -> None:
+    with FaultyProxy(any_redis_server.port) as proxy:
+        async with AsyncLimiter("5/30d", algorithm=algorithm, store=proxy.url, on_store_error="raise") as limiter:
             await limiter.peek("warm")
             before = proxy.trips
             decisions = await check_all(limiter, 256)
@@ -35,44 +32,30 @@ def test_many_checks_make_few_trips(algorithm: AlgorithmName, any_redis_server: 
             assert proxy.trips - before <= 256 // 16
             assert proxy.under_way == 0
 
-    asyncio.run(check())
 
-
-def test_the_server_sees_few_reads(any_redis_server: Server) -> None:
+async def test_the_server_sees_few_reads(any_redis_server: Server) -> None:
     """The same without anything in between, by the server's own statistics."""
-
-    async def check() -> None:
-        async with AsyncLimiter("5/30d", store=any_redis_server.url, on_store_error="raise") as limiter:
-            await limiter.peek("warm")
-            calls, reads = any_redis_server.calls("evalsha"), any_redis_server.reads()
-            await check_all(limiter, 256)
-            assert any_redis_server.calls("evalsha") - calls <= 16
-            assert any_redis_server.reads() - reads <= 64
-
-    asyncio.run(check())
+    async with AsyncLimiter("5/30d", store=any_redis_server.url, on_store_error="raise") as limiter:
+        await limiter.peek("warm")
+        calls, reads = any_redis_server.calls("evalsha"), any_redis_server.reads()
+        await check_all(limiter, 256)
+        assert any_redis_server.calls("evalsha") - calls <= 16
+        assert any_redis_server.reads() - reads <= 64
 
 
 @pytest.mark.parametrize("quotas", [["5/30d"], ["5/30d", "6/60d", "7/90d"]], ids=["one quota", "three quotas"])
-def test_batches_are_bounded(quotas: list[str], redis_server: Server) -> None:
-    async def check() -> None:
-        async with (
-            Proxy(redis_server.port) as proxy,
-            AsyncLimiter(quotas, store=proxy.url, on_store_error="raise") as limiter,
-        ):
+async def test_batches_are_bounded(quotas: list[str], redis_server: Server) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        async with AsyncLimiter(quotas, store=proxy.url, on_store_error="raise") as limiter:
             await limiter.peek("warm")
             decisions = await check_all(limiter, 3_000)
             assert sum(decision.allowed for decision in decisions) == 3_000
             assert 16 <= proxy.most <= BOUND
 
-    asyncio.run(check())
 
-
-def test_one_alone_is_one_trip(redis_server: Server) -> None:
-    async def check() -> None:
-        async with (
-            Proxy(redis_server.port) as proxy,
-            AsyncLimiter("100/30d", store=proxy.url, on_store_error="raise") as limiter,
-        ):
+async def test_one_alone_is_one_trip(redis_server: Server) -> None:
+    with FaultyProxy(redis_server.port) as proxy:
+        async with AsyncLimiter("100/30d", store=proxy.url, on_store_error="raise") as limiter:
             await limiter.try_acquire("k")
             before = proxy.trips
             for left in range(98, 48, -1):
@@ -80,67 +63,50 @@ def test_one_alone_is_one_trip(redis_server: Server) -> None:
             assert proxy.trips - before == 50
             assert proxy.most == 1
 
-    asyncio.run(check())
 
-
-def test_answers_go_to_those_who_asked(redis_server: Server) -> None:
+async def test_answers_go_to_those_who_asked(redis_server: Server) -> None:
     """Different limiters, keys, permits and calls, all at once on one store."""
-
-    async def check() -> None:
-        async with AsyncLimiter("1000/30d", store=redis_server.url, on_store_error="raise") as limiter:
-            takes = [limiter.try_acquire(f"k{number}", permits=number) for number in range(1, 500)]
-            for number, decision in enumerate(await asyncio.gather(*takes), start=1):
-                assert decision.remaining == 1000 - number
-            mixed = []
-            for number in range(1, 500):
-                mixed.append(limiter.peek(f"k{number}", permits=0))
-                mixed.append(limiter.try_acquire(f"k{number}", permits=500))
-            answers = await asyncio.gather(*mixed)
-            for number in range(1, 500):
-                assert answers[2 * number - 2].remaining == 1000 - number
-                assert answers[2 * number - 1].remaining == 500 - number
-
-    asyncio.run(check())
+    async with AsyncLimiter("1000/30d", store=redis_server.url, on_store_error="raise") as limiter:
+        takes = [limiter.try_acquire(f"k{number}", permits=number) for number in range(1, 500)]
+        for number, decision in enumerate(await asyncio.gather(*takes), start=1):
+            assert decision.remaining == 1000 - number
+        mixed = []
+        for number in range(1, 500):
+            mixed.append(limiter.peek(f"k{number}", permits=0))
+            mixed.append(limiter.try_acquire(f"k{number}", permits=500))
+        answers = await asyncio.gather(*mixed)
+        for number in range(1, 500):
+            assert answers[2 * number - 2].remaining == 1000 - number
+            assert answers[2 * number - 1].remaining == 500 - number
 
 
-def test_an_error_reaches_the_one_it_belongs_to(redis_server: Server) -> None:
+async def test_an_error_reaches_the_one_it_belongs_to(redis_server: Server) -> None:
     """One key holds a foreign value: its check fails, and nobody else's."""
     redis_server.client().rpush("rate_limiter:token_bucket:{k50}", "not ours")
-
-    async def check() -> None:
-        async with AsyncLimiter("5/30d", store=redis_server.url, on_store_error="raise") as limiter:
-            calls = (limiter.try_acquire(f"k{number}") for number in range(100))
-            results = await asyncio.gather(*calls, return_exceptions=True)
-            for number, result in enumerate(results):
-                if number == 50:
-                    assert isinstance(result, StoreUnavailable)
-                else:
-                    assert isinstance(result, Decision)
-                    assert result.remaining == 4
-
-    asyncio.run(check())
+    async with AsyncLimiter("5/30d", store=redis_server.url, on_store_error="raise") as limiter:
+        calls = (limiter.try_acquire(f"k{number}") for number in range(100))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for number, result in enumerate(results):
+            if number == 50:
+                assert isinstance(result, StoreUnavailable)
+            else:
+                assert isinstance(result, Decision)
+                assert result.remaining == 4
 
 
-def test_bad_input_fails_alone(redis_server: Server) -> None:
-    async def check() -> None:
-        async with AsyncLimiter("5/30d", store=redis_server.url, on_store_error="raise") as limiter:
-            calls = (limiter.try_acquire("" if number == 7 else f"k{number}") for number in range(20))
-            results = await asyncio.gather(*calls, return_exceptions=True)
-            assert [number for number, result in enumerate(results) if isinstance(result, ValueError)] == [7]
-
-    asyncio.run(check())
+async def test_bad_input_fails_alone(redis_server: Server) -> None:
+    async with AsyncLimiter("5/30d", store=redis_server.url, on_store_error="raise") as limiter:
+        calls = (limiter.try_acquire("" if number == 7 else f"k{number}") for number in range(20))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [number for number, result in enumerate(results) if isinstance(result, ValueError)] == [7]
 
 
-def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> None:
+async def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> None:
     """The replies are held back, the callers go away, and what was spent for them comes back."""
-
-    async def check() -> None:
-        async with (
-            Proxy(redis_server.port) as proxy,
-            AsyncLimiter("100/30d", store=proxy.url, on_store_error="raise") as limiter,
-        ):
+    with FaultyProxy(redis_server.port) as proxy:
+        async with AsyncLimiter("100/30d", store=proxy.url, on_store_error="raise") as limiter:
             await limiter.peek("k")
-            proxy.open.clear()
+            proxy.hold = True
             before = redis_server.calls("evalsha")
             calls = [asyncio.create_task(limiter.try_acquire("k", permits=2)) for _ in range(30)]
             await until_async(lambda: redis_server.calls("evalsha") > before)  # all thirty travel together
@@ -148,15 +114,13 @@ def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> None:
                 call.cancel()
             results = asyncio.gather(*calls, return_exceptions=True)
             await asyncio.sleep(0)
-            proxy.open.set()
+            proxy.hold = False
             granted = [result for result in await results if isinstance(result, Decision)]
             assert len(granted) == 10
             await until_async(lambda: proxy.under_way == 0)
             deadline = time.monotonic() + PATIENCE
             while (left := (await limiter.peek("k", permits=0)).remaining) != 80:
                 assert time.monotonic() < deadline, f"{left} are left"
-
-    asyncio.run(check())
 
 
 def test_event_loops_one_after_another(redis_server: Server) -> None:
@@ -192,17 +156,13 @@ def test_event_loops_in_two_threads_at_once(redis_server: Server) -> None:
     assert sum(granted) == 1000
 
 
-def test_killed_in_mid_batch(mortal_server: Server) -> None:
+async def test_killed_in_mid_batch(mortal_server: Server) -> None:
     """Nobody waits for ever, whatever the moment."""
-
-    async def check() -> None:
-        async with AsyncLimiter("100000/30d", store=mortal_server.url) as limiter:
-            await limiter.peek("k")
-            calls = [asyncio.create_task(limiter.try_acquire("k")) for _ in range(2_000)]
-            await asyncio.sleep(0.003)
-            mortal_server.kill()
-            decisions = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE)
-            assert all(decision.allowed for decision in decisions)
-            assert decisions[-1].degraded
-
-    asyncio.run(check())
+    async with AsyncLimiter("100000/30d", store=mortal_server.url) as limiter:
+        await limiter.peek("k")
+        calls = [asyncio.create_task(limiter.try_acquire("k")) for _ in range(2_000)]
+        await asyncio.sleep(0.003)
+        mortal_server.kill()
+        decisions = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE)
+        assert all(decision.allowed for decision in decisions)
+        assert decisions[-1].degraded

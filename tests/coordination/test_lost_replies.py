@@ -31,7 +31,7 @@ from tests.support.clocks import until, until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server
 from tests.support.silence import answered
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 from tests.support.twins import Twins
 
 ROOT = Path(__file__).parent.parent.parent

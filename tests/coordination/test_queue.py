@@ -25,7 +25,7 @@ from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, Servers, free_port
 from tests.support.silence import answered
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

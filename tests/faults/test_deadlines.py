@@ -12,7 +12,7 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 from tests.support.clusters import Node, Sentinels, wait_until
 from tests.support.pulse import Pulse
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

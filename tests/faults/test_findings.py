@@ -20,7 +20,7 @@ from tests.support.clusters import Cluster, Node, wait_until
 from tests.support.outages import paused
 from tests.support.pulse import Pulse
 from tests.support.servers import PASSWORD, USER
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

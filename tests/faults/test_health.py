@@ -14,7 +14,7 @@ from headgate.stores.redis import RedisStore
 from tests.support.clusters import Node, wait_until
 from tests.support.outages import OUTAGES, paused
 from tests.support.pulse import Pulse
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

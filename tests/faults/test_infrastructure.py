@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from tests.support.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_until
 from tests.support.servers import LOGIN
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = pytest.mark.xdist_group("faults-cluster")
 

@@ -11,7 +11,7 @@ from headgate.rule import AlgorithmName
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Load
 from tests.support.quotas import ALGORITHMS
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

@@ -10,7 +10,7 @@ from headgate.rule import OnStoreError
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Answer, Load
 from tests.support.outages import OUTAGES
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 

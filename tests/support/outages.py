@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 import redis
 
 from tests.support.clusters import ONCE, Node, wait_until
-from tests.support.tcp_proxy import FaultyProxy
+from tests.support.proxy import FaultyProxy
 
 Outage = Callable[[Node, FaultyProxy], AbstractContextManager[None]]
 
