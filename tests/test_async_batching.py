@@ -1,4 +1,4 @@
-"""Checks that are awaited at the same time travel together, in bounded batches; one alone waits for nobody."""
+"""Checks that are awaited at the same time travel together, in bounded batches; a single check waits for no other."""
 
 import asyncio
 import threading
@@ -64,7 +64,7 @@ async def test_one_alone_is_one_trip(redis_server: Server) -> None:
             assert proxy.most == 1
 
 
-async def test_answers_go_to_those_who_asked(redis_server: Server) -> None:
+async def test_each_caller_gets_its_answer(redis_server: Server) -> None:
     """Different limiters, keys, permits and calls, all at once on one store."""
     async with AsyncLimiter("1000/30d", store=redis_server.url, on_store_error="raise") as limiter:
         takes = [limiter.try_acquire(f"k{number}", permits=number) for number in range(1, 500)]
@@ -80,8 +80,8 @@ async def test_answers_go_to_those_who_asked(redis_server: Server) -> None:
             assert answers[2 * number - 1].remaining == 500 - number
 
 
-async def test_an_error_reaches_the_one_it_belongs_to(redis_server: Server) -> None:
-    """One key holds a foreign value: its check fails, and nobody else's."""
+async def test_errors_are_apart(redis_server: Server) -> None:
+    """One key holds a foreign value: its check fails, and no other."""
     redis_server.client().rpush("rate_limiter:token_bucket:{k50}", "not ours")
     async with AsyncLimiter("5/30d", store=redis_server.url, on_store_error="raise") as limiter:
         calls = (limiter.try_acquire(f"k{number}") for number in range(100))
@@ -101,7 +101,7 @@ async def test_bad_input_fails_alone(redis_server: Server) -> None:
         assert [number for number, result in enumerate(results) if isinstance(result, ValueError)] == [7]
 
 
-async def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> None:
+async def test_cancelled_in_mid_trip(redis_server: Server) -> None:
     """The replies are held back, the callers go away, and what was spent for them comes back."""
     with FaultyProxy(redis_server.port) as proxy:
         async with AsyncLimiter("100/30d", store=proxy.url, on_store_error="raise") as limiter:
@@ -123,7 +123,8 @@ async def test_cancelled_while_under_way_is_given_back(redis_server: Server) -> 
                 assert time.monotonic() < deadline, f"{left} are left"
 
 
-def test_event_loops_one_after_another(redis_server: Server) -> None:
+def test_event_loops_in_turn(redis_server: Server) -> None:
+    """One limiter serves one event loop after another."""
     limiter = AsyncLimiter("1000/30d", store=redis_server.url, on_store_error="raise")
 
     async def check() -> int:
@@ -135,7 +136,8 @@ def test_event_loops_one_after_another(redis_server: Server) -> None:
     assert redis_server.client().hget("rate_limiter:token_bucket:{k}", "tokens") == "700"
 
 
-def test_event_loops_in_two_threads_at_once(redis_server: Server) -> None:
+def test_two_event_loops(redis_server: Server) -> None:
+    """One limiter serves two event loops at once, in two threads."""
     limiter = AsyncLimiter("1000/30d", store=redis_server.url, on_store_error="raise")
     granted: list[int] = []
 
@@ -157,7 +159,7 @@ def test_event_loops_in_two_threads_at_once(redis_server: Server) -> None:
 
 
 async def test_killed_in_mid_batch(mortal_server: Server) -> None:
-    """Nobody waits for ever, whatever the moment."""
+    """No caller waits for ever, whatever the moment."""
     async with AsyncLimiter("100000/30d", store=mortal_server.url) as limiter:
         await limiter.peek("k")
         calls = [asyncio.create_task(limiter.try_acquire("k")) for _ in range(2_000)]

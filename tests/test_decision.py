@@ -63,7 +63,7 @@ def test_repr_shows_the_numbers(algorithm: AlgorithmName) -> None:
             assert f"{name}={getattr(decision, name)!r}" in text
 
 
-# what a test of somebody's may want to make
+# what a test of an application may want to make
 BY_HAND: list[dict[str, Any]] = [
     {},
     {"allowed": False},
@@ -86,7 +86,8 @@ def test_made_by_hand(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_one_made_by_hand_equals_a_limiters(algorithm: AlgorithmName) -> None:
+def test_made_by_hand_equal(algorithm: AlgorithmName) -> None:
+    """A decision made by hand equals one of a limiter with the same numbers."""
     names = ("allowed", "limit", "remaining", "reset_after", "retry_after", "degraded")
     for decision in decisions(algorithm):
         assert Decision(**{name: getattr(decision, name) for name in names}) == decision

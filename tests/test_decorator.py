@@ -180,12 +180,14 @@ def test_context_manager(callers: Callers) -> None:
         assert decision.remaining == 0
 
 
-def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
+def test_a_block_needs_a_text() -> None:
+    """A block has no arguments of which a function could make a key."""
     with Limiter("3/minute") as limiter, pytest.raises(TypeError, match="text"), limiter.limit(key=lambda: "k"):
         pass
 
 
-def test_an_async_limiter_needs_an_async_function() -> None:
+def test_plain_function_refused() -> None:
+    """An async limiter guards async functions only."""
     limiter = AsyncLimiter("3/minute")
     plain: Callable[[], Any] = lambda: None  # noqa: E731  # the point is that it is plain
     with pytest.raises(TypeError, match="async"):

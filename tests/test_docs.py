@@ -44,7 +44,7 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_shown_as_python_runs(page: Path, redis_server: Server) -> None:
+def test_python_runs(page: Path, redis_server: Server) -> None:
     """One block after the other, as a reader would type them; those marked `py` need what is not installed here."""
     blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
@@ -52,7 +52,8 @@ def test_what_is_shown_as_python_runs(page: Path, redis_server: Server) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_first_result_is_the_one_shown() -> None:
+def test_first_result() -> None:
+    """What the README shows as the output of the first example is what comes."""
     shown = re.search(r"first_steps\.py\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shown
     example = [sys.executable, str(ROOT / "examples" / "first_steps.py")]

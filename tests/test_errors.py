@@ -133,33 +133,36 @@ def test_bad_limiter(arguments: dict[str, Any], error: Error, word: str, door: C
 
 @pytest.mark.parametrize("store", ["memory://", "redis://localhost:1"])
 @pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
-def test_an_unknown_option_is_an_error(door: Callable[..., object], store: str) -> None:
+def test_unknown_option(door: Callable[..., object], store: str) -> None:
     with pytest.raises(TypeError, match=r"no time_out; .*max_keys, .*timeout"):
         door("10/s", store=store, time_out=5)
 
 
 @pytest.mark.parametrize("door", [Limiter, AsyncLimiter], ids=lambda door: door.__name__)
-def test_options_of_the_other_store_change_nothing(door: Callable[..., Any]) -> None:
+def test_options_of_another_store(door: Callable[..., Any]) -> None:
+    """A store takes no notice of the options of others, so that the store can be a setting."""
     options = {"prefix": "p", "hash_keys": True, "timeout": 1.0, "connect_timeout": 0.5, "max_connections": 3}
     assert door("10/s", max_keys=7, **options).store.max_keys == 7
     assert door("10/s", store="redis://localhost:1", max_keys=7, **options).store.prefix == "p"
 
 
 @pytest.mark.parametrize("client", [redis.Redis, redis.asyncio.Redis, redis.ConnectionPool])
-def test_a_client_is_no_store_but_can_be_made_one(client: Callable[[], Any]) -> None:
+def test_client_instead_of_store(client: Callable[[], Any]) -> None:
+    """The error says how to make a store of a client."""
     for door in (Limiter, AsyncLimiter):
         with pytest.raises(ValueError, match=r"RedisStore\(client\).*headgate\.stores"):
             door("10/s", store=client())
 
 
-def test_an_argument_goes_before_the_url() -> None:
+def test_argument_before_url() -> None:
+    """An argument counts more than the URL."""
     target = parse_url("redis://h?timeout=1&connect_timeout=1&max_connections=5", timeout=2, max_connections=6)
     assert (target.timeout, target.connect_timeout, target.max_connections) == (2.0, 1.0, 6)
     target = parse_url("redis://h?socket_timeout=0.5&max_connections=5")
     assert (target.timeout, target.connect_timeout, target.max_connections) == (0.5, 0.5, 5)
 
 
-def test_a_store_by_itself_says_the_same() -> None:
+def test_bad_store() -> None:
     for wrong in ("5", True, None, 0):
         with pytest.raises(ValueError, match="max_keys must be a whole number"):
             MemoryStore(max_keys=wrong)
@@ -169,7 +172,7 @@ def test_a_store_by_itself_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_more_than_the_smallest_of_several_quotas(algorithm: str, callers: Callers) -> None:
+def test_more_than_the_smallest_quota(algorithm: str, callers: Callers) -> None:
     limiter = callers.limiter(["5/second", "3/minute"], algorithm=algorithm, clock=ManualClock())
     with pytest.raises(PermitsExceedLimit, match="3"):
         limiter.try_acquire("k", permits=4)
@@ -193,7 +196,8 @@ def test_the_tree() -> None:
         assert not issubclass(failure, ValueError)
 
 
-def test_rate_limited_carries_the_decision() -> None:
+def test_rate_limited() -> None:
+    """`RateLimited` has the decision, and says when to come back."""
     limiter = Limiter("1/minute", clock=ManualClock())
     limiter.try_acquire("k")
     with pytest.raises(RateLimited) as caught:

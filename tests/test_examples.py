@@ -34,7 +34,8 @@ NEED_REDIS = [example for example in EXAMPLES if example.stem in ("crawler", "hy
 
 
 @pytest.mark.parametrize("example", NEED_REDIS, ids=lambda path: path.stem)
-def test_an_example_without_its_redis_says_so(example: Path, tmp_path: Path) -> None:
+def test_without_redis(example: Path, tmp_path: Path) -> None:
+    """An example that needs a Redis says so, without a traceback."""
     done = run(example, "redis://127.0.0.1:1", tmp_path)
     assert done.returncode == 1
     assert "HEADGATE_EXAMPLE_REDIS" in done.stderr

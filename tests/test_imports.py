@@ -103,7 +103,7 @@ print(*sorted(tops - compiled - set(sys.stdlib_module_names) - {"headgate"}))
 """
 
 
-def test_the_core_imports_the_standard_library_only() -> None:
+def test_core_has_no_dependencies() -> None:
     assert python(CORE) == "\n"
 
 
@@ -122,7 +122,8 @@ for door in (Limiter, CircuitBreaker, Lock, Pool, WaitQueue):
 """
 
 
-def test_without_redis_py_the_error_names_the_extra() -> None:
+def test_without_redis_py() -> None:
+    """The error names the extra to install."""
     assert python(NO_REDIS).count("headgate[redis]") == 5
 
 
@@ -140,7 +141,8 @@ for door in (HybridLimiter, AsyncHybridLimiter):
 """
 
 
-def test_without_redis_py_hybrid_limiters_can_be_named_but_not_made() -> None:
+def test_hybrid_without_redis_py() -> None:
+    """A hybrid limiter can be imported, and says what it needs when it is made."""
     said = python(NO_HYBRID).splitlines()
     assert [line.split()[0] for line in said] == ["HybridLimiter", "AsyncHybridLimiter"]
     assert all("headgate[redis]" in line for line in said)
@@ -158,7 +160,8 @@ except SystemExit as error:
 """
 
 
-def test_without_granian_the_error_names_the_extra() -> None:
+def test_without_granian() -> None:
+    """The error names the extra to install."""
     assert "headgate[service]" in python(NO_SERVICE)
 
 
@@ -175,7 +178,8 @@ print("nothing connected")
 """
 
 
-def test_nothing_connects_before_the_first_call() -> None:
+def test_no_early_connection() -> None:
+    """To make a limiter connects to nothing."""
     assert python(NO_CONNECTION) == "nothing connected\n"
 
 
@@ -187,14 +191,15 @@ def test_public_names() -> None:
     assert headgate.COMPILED in (True, False)
 
 
-def test_dir_and_help_show_what_there_is_to_use() -> None:
+def test_dir_and_help() -> None:
+    """They show the public names, and no others."""
     assert set(headgate.__all__) <= set(dir(headgate))
     assert not {"Any", "TYPE_CHECKING", "find_spec"} & set(dir(headgate))
     text = pydoc.plain(pydoc.render_doc(headgate))
     assert "class HybridLimiter" in text and "class Limiter" in text
 
 
-def test_stores_are_where_people_look_for_them() -> None:
+def test_names_of_stores() -> None:
     from headgate.stores import MemoryStore, RedisStore
 
     assert MemoryStore.__module__ == "headgate.stores.memory"

@@ -25,7 +25,8 @@ def test_memory_goes_on(algorithm: AlgorithmName) -> None:
     assert pestered("memory", algorithm, "1000000/second", "999983/second", "7/day") == "survived\n"
 
 
-def test_a_redis_connection_never_keeps_somebody_elses_reply(redis_server: Server) -> None:
+def test_redis_replies_are_apart(redis_server: Server) -> None:
+    """A connection never keeps the reply to another call."""
     assert pestered("redis", redis_server.bare_url + "?timeout=10") == "survived\n"
 
 

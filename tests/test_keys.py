@@ -44,7 +44,8 @@ def test_good_keys(key: str) -> None:
 
 
 @pytest.mark.parametrize(("key", "word"), BAD, ids=[ascii(key)[:20] for key, _ in BAD])
-def test_bad_keys_say_what_would_be_right(key: str, word: str) -> None:
+def test_bad_keys(key: str, word: str) -> None:
+    """The error says what would be right."""
     with Limiter("1/minute") as limiter, pytest.raises(InvalidKey, match=word) as caught:
         limiter.try_acquire(key)
     assert isinstance(caught.value, ValueError)

@@ -13,7 +13,8 @@ from tests.support.quotas import ALGORITHMS
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_algorithm_in_capitals_is_the_same(algorithm: AlgorithmName) -> None:
+def test_algorithm_in_capitals(algorithm: AlgorithmName) -> None:
+    """An algorithm may be written in capitals."""
     store = MemoryStore()
     small = Limiter("5/30d", algorithm=algorithm, store=store)
     large = Limiter("5/30d", algorithm=algorithm.upper(), store=store)  # type: ignore[arg-type]  # for type checkers

@@ -37,7 +37,7 @@ async def test_loop(redis_server: Server) -> None:
     await store.aclose()
 
 
-def test_an_error_of_the_script_is_raised(redis_server: Server) -> None:
+def test_error_of_the_script(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     fails = LuaScript("return redis.error_reply('NO not today')")
     with pytest.raises(redis.ResponseError, match="not today"):

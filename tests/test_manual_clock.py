@@ -1,4 +1,4 @@
-"""A clock that nobody advances: who waits by it, alone, is told so."""
+"""A clock that is never advanced: a caller that waits by it, alone, is told so."""
 
 import asyncio
 import threading
@@ -34,11 +34,11 @@ def test_alone_in_an_event_loop(timeout: float | None) -> None:
     asyncio.run(wait())
 
 
-def test_a_clock_that_moves_slowly_is_waited_for() -> None:
+def test_a_clock_that_moves_slowly() -> None:
     clock = ManualClock(patience=0.01)
 
     class Moving(threading.Event):
-        """Somebody advances a little before patience runs out."""
+        """The clock is advanced a little before patience runs out."""
 
         def wait(self, timeout: float | None = None) -> bool:
             clock.advance(1.0)

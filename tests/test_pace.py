@@ -56,7 +56,8 @@ def test_an_odd_rate_does_not_drift(callers: Callers, clock: WatchedClock) -> No
     assert all(call.result(PATIENCE) is not None for call in calls)
 
 
-def test_a_full_queue_refuses_at_once(callers: Callers, clock: WatchedClock) -> None:
+def test_full_queue(callers: Callers, clock: WatchedClock) -> None:
+    """A full bucket refuses at once."""
     limiter = bucket(callers, clock, "1/second burst 3")
     calls = line_up(callers, clock, limiter, 3)
     with pytest.raises(RateLimited) as caught:
@@ -115,7 +116,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_decorator_and_context_manager(callers: Callers) -> None:
+def test_guards(callers: Callers) -> None:
     """In real time: five starts at 100/second are 40 ms apart, first to last."""
     limiter = callers.limiter("100/second burst 5", algorithm="leaky_bucket")
     run = limiter.paced(key="k")(time.monotonic)

@@ -8,7 +8,7 @@ import pytest
 from headgate import AsyncLimiter, Limiter
 
 
-def test_the_methods_of_an_object_can_be_replaced() -> None:
+def test_patched_object() -> None:
     limiter = Limiter("1/hour")
     with mock.patch.object(limiter, "try_acquire", return_value="mocked"):
         assert limiter.try_acquire("k") == "mocked"
@@ -16,7 +16,8 @@ def test_the_methods_of_an_object_can_be_replaced() -> None:
     assert not limiter.try_acquire("k")
 
 
-def test_a_limiter_made_while_its_class_is_patched_is_patched() -> None:
+def test_made_while_patched() -> None:
+    """A limiter that is made while its class is patched is patched."""
     with mock.patch.object(Limiter, "try_acquire", autospec=True, return_value="mocked"):
         limiter = Limiter("1/hour")
         assert limiter.try_acquire("k") == "mocked"
@@ -26,7 +27,7 @@ def test_a_limiter_made_while_its_class_is_patched_is_patched() -> None:
     assert limiter.try_acquire("k")
 
 
-def test_limiters_that_exist_are_patched_with_their_class() -> None:
+def test_patched_class() -> None:
     """A patch of the class reaches every limiter, also one that was made before."""
     limiter = Limiter("1/hour")
     with mock.patch.object(Limiter, "try_acquire", autospec=True, return_value="mocked"):
@@ -36,7 +37,7 @@ def test_limiters_that_exist_are_patched_with_their_class() -> None:
     assert not limiter.try_acquire("k")
 
 
-async def test_async_limiters_that_exist_are_patched_with_their_class() -> None:
+async def test_patched_async_class() -> None:
     """The same for `AsyncLimiter`."""
     limiter = AsyncLimiter("1/hour")
     with mock.patch.object(AsyncLimiter, "try_acquire", return_value="mocked"):
@@ -58,7 +59,7 @@ def test_within_is_with_timeout() -> None:
     assert not limiter.with_timeout(1.0).try_acquire("k")
 
 
-async def test_the_same_for_an_async_limiter() -> None:
+async def test_patched_async_object() -> None:
     with mock.patch.object(AsyncLimiter, "try_acquire", autospec=True, return_value="mocked"):
         limiter = AsyncLimiter("1/hour")
         assert await limiter.try_acquire("k") == "mocked"
@@ -77,7 +78,8 @@ def test_a_subclass_may_have_its_own() -> None:
     assert not limiter.try_acquire("K")
 
 
-def test_a_stand_in_has_the_same_methods() -> None:
+def test_autospec() -> None:
+    """A stand-in that mock makes has the same methods."""
     stand_in = mock.create_autospec(Limiter, instance=True)
     stand_in.try_acquire("k", permits=2)
     with pytest.raises(TypeError):

@@ -55,7 +55,7 @@ def in_child(promise: Callable[[], object]) -> None:
 
 @contextmanager
 def held_elsewhere(*locks: Any) -> Iterator[None]:
-    """Another thread has these locks; it is not in the child, where nobody will release them."""
+    """Another thread has these locks; it is not in the child, where they stay locked."""
     held, go_on = threading.Event(), threading.Event()
 
     def hold_all() -> None:
@@ -79,7 +79,8 @@ def held_elsewhere(*locks: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis", "hybrid"])
-def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redis_server: Server) -> None:
+def test_fork_and_waiters(kind: str, redis_server: Server) -> None:
+    """A child's callers do not stand in line behind threads of its parent."""
     limiter = Limiter("5/day") if kind == "memory" else Limiter("5/day", store=redis_server.patient_url)
     if kind == "hybrid":
         limiter = HybridLimiter("5/day", store=redis_server.patient_url)
@@ -99,7 +100,8 @@ def test_a_forked_child_does_not_wait_behind_its_parents_threads(kind: str, redi
         stays.join()
 
 
-def test_a_forked_child_asks_memory_while_its_parents_threads_do() -> None:
+def test_fork_and_memory() -> None:
+    """A child uses the memory store though a thread of its parent held the lock."""
     store = MemoryStore()
     limiter = Limiter("5/day", store=store)
     assert limiter.try_acquire("k", 3)
@@ -108,7 +110,8 @@ def test_a_forked_child_asks_memory_while_its_parents_threads_do() -> None:
 
 
 @pytest.mark.usefixtures("patient_health")
-def test_a_forked_child_looks_at_the_server_while_its_parent_does(redis_server: Server) -> None:
+def test_fork_and_redis(redis_server: Server) -> None:
+    """A child uses a Redis store though a thread of its parent held its locks."""
     store = RedisStore(redis_server.patient_url)
     with store._health_lock:  # as a thread of the parent has it, which is not in the child
         in_child(lambda: store.health().healthy)
@@ -117,7 +120,8 @@ def test_a_forked_child_looks_at_the_server_while_its_parent_does(redis_server: 
     store.close()
 
 
-def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
+def test_fork_and_debts() -> None:
+    """A child is not charged for what its parent granted in an outage."""
     fallback = Fallback("local", Rule("5/day", "token_bucket", "default"), None)
     assert fallback.take("k", 3, OSError("away"), refused=False, unsure=False)
     with fallback._lock:
@@ -126,7 +130,8 @@ def test_a_forked_child_does_not_pay_what_its_parent_owes() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])
-def test_a_forked_child_coordinates_while_its_parents_threads_do(kind: str, redis_server: Server) -> None:
+def test_fork_and_coordination(kind: str, redis_server: Server) -> None:
+    """A child has its own timers, heartbeats and subscription."""
     url = redis_server.patient_url if kind == "redis" else "memory://"
     queue, lock = WaitQueue("forks", store=url), Lock("forks", store=url)
     backend: Any = lock._runner.backend
@@ -134,7 +139,7 @@ def test_a_forked_child_coordinates_while_its_parents_threads_do(kind: str, redi
     waits = threading.Thread(target=queue.wait, args=("first",))
     waits.start()
     until(lambda: (backend, queue._runner.channel) in heartbeat._HEARTBEATS)
-    assert lock.acquire()  # somebody renews it
+    assert lock.acquire()  # a thread renews it
     listens = getattr(backend.states, "_subscription", None)
     assert (listens is None) == (kind == "memory")
 
@@ -156,7 +161,8 @@ def test_a_forked_child_coordinates_while_its_parents_threads_do(kind: str, redi
     lock.release()
 
 
-def test_a_forked_child_leaves_retries_to_its_parent(mortal_server: Server) -> None:
+def test_fork_and_retries(mortal_server: Server) -> None:
+    """A retry in the background stays with the parent."""
     lock = Lock("k", store=mortal_server.patient_url)
     assert lock.acquire()
     mortal_server.kill()
@@ -180,7 +186,8 @@ async def hold(limiter: AsyncHybridLimiter) -> int:
     return limiter.stats().local + limiter.stats().remote
 
 
-def test_an_event_loop_that_ends_gives_back(redis_server: Server) -> None:
+def test_loop_end(redis_server: Server) -> None:
+    """An event loop that ends gives its leases back."""
     limiter, spent = AsyncHybridLimiter("1000/day", store=redis_server.patient_url), 0
     for _ in range(3):
         spent += asyncio.run(hold(limiter))
@@ -189,7 +196,8 @@ def test_an_event_loop_that_ends_gives_back(redis_server: Server) -> None:
         assert another.peek("k", 0).remaining == 1000 - spent
 
 
-def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server: Server) -> None:
+def test_loop_end_in_mid_trip(redis_server: Server) -> None:
+    """An event loop that ends in the middle of a round trip gives its leases back."""
     limiter = AsyncHybridLimiter("1000/day", store=redis_server.patient_url)
 
     async def leave() -> None:
@@ -203,7 +211,8 @@ def test_an_event_loop_that_ends_in_the_middle_of_a_trip_gives_back(redis_server
 
 
 @pytest.mark.parametrize("trouble", [signal.SIGKILL, signal.SIGSTOP], ids=["is gone", "hangs"])
-def test_an_event_loop_ends_soon_where_redis(trouble: int, mortal_server: Server) -> None:
+def test_loop_end_in_outage(trouble: int, mortal_server: Server) -> None:
+    """An event loop ends soon where Redis is gone or hangs."""
     url = f"{mortal_server.bare_url}?socket_timeout=50&socket_connect_timeout=50"
     limiter = AsyncHybridLimiter("1000/day", store=url)
 
@@ -240,7 +249,8 @@ def run_child(method: str, target: Callable[[str], None], url: str) -> None:
 
 @pytest.mark.parametrize("target", [hold_in_a_thread, hold_in_a_loop])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_of_multiprocessing_gives_back(method: str, target: Any, redis_server: Server) -> None:
+def test_multiprocessing(method: str, target: Any, redis_server: Server) -> None:
+    """A child process that ends gives its leases back."""
     run_child(method, target, redis_server.patient_url)
     assert redis_server.names() and out(redis_server) == 0
 
@@ -254,7 +264,8 @@ def release_late(url: str) -> None:
     lock.release()
 
 
-def test_a_child_of_multiprocessing_gives_back_what_redis_could_not_hear(redis_server: Server) -> None:
+def test_multiprocessing_and_late_release(redis_server: Server) -> None:
+    """A child process that ends releases its lock though Redis did not answer at first."""
     run_child("fork", release_late, redis_server.bare_url)
     assert Lock("k", store=redis_server.patient_url).acquire(timeout=0)
 
@@ -273,7 +284,8 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_without_a_thread_the_policy_answers(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_hybrid(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+    """Without a thread the policy answers, until there can be one."""
     with HybridLimiter("5/day", store=redis_server.patient_url, on_store_error="deny") as limiter:
         made = [limiter.try_acquire("k") for _ in range(3)]
         assert all(each.degraded and not each for each in made)
@@ -281,7 +293,8 @@ def test_without_a_thread_the_policy_answers(redis_server: Server, no_threads: p
         until(lambda: limiter.try_acquire("k"))
 
 
-def test_without_a_thread_there_are_locks_and_leases(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+def test_no_thread_for_coordination(redis_server: Server, no_threads: pytest.MonkeyPatch) -> None:
+    """Locks and pools work without a thread of their own."""
     store = RedisStore(redis_server.patient_url)  # a place of its own, without threads from before
     lock, other = Lock("k", store=store), Lock("k", store=store)
     with lock:
@@ -322,12 +335,13 @@ def test_without_a_thread_there_are_locks_and_leases(redis_server: Server, no_th
     ],
     ids=lambda thing: repr(thing)[:40],
 )
-def test_what_belongs_to_a_process_says_so_when_it_is_pickled(thing: object) -> None:
+def test_pickle(thing: object) -> None:
+    """What belongs to one process says so when it is pickled."""
     with pytest.raises(TypeError, match="make one in each"):
         pickle.dumps(thing)
 
 
-def test_whoever_replaces_sleep_reaches_us() -> None:
+def test_sleep_can_be_replaced() -> None:
     """gevent does, perhaps after headgate was imported: the real one would stop all greenlets."""
     for path in Path(headgate.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -66,7 +66,8 @@ def test_text_means(text: str, limit: int, period: float, burst: int | None) -> 
 
 
 @pytest.mark.parametrize(("text", "word"), BAD)
-def test_bad_text_says_what_would_be_right(text: str, word: str) -> None:
+def test_bad_text(text: str, word: str) -> None:
+    """The error says what would be right."""
     with pytest.raises(InvalidQuota, match=word) as caught:
         Quota.parse(text)
     assert isinstance(caught.value, ValueError)
@@ -148,7 +149,8 @@ def test_text_of_a_quota_parses_back(limit: int, period: float, burst: int | Non
 
 
 @given(st.text(max_size=40))
-def test_any_text_parses_or_is_refused(text: str) -> None:
+def test_any_text(text: str) -> None:
+    """Any text parses, or is an `InvalidQuota`."""
     try:
         quota = Quota.parse(text)
     except InvalidQuota:

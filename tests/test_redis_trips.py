@@ -1,4 +1,4 @@
-"""One script, one round trip, by the server's clock; a flushed script cache is nobody's problem."""
+"""One script, one round trip, by the server's clock; a flushed script cache is filled again."""
 
 import asyncio
 import subprocess
@@ -15,9 +15,10 @@ from headgate import AsyncLimiter, Limiter, Quota
 from headgate.rule import AlgorithmName
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.support.callers import MakeLimiter
+from tests.support.callers import Callers, MakeLimiter
 from tests.support.quotas import ALGORITHMS, BUCKETS
 from tests.support.servers import Server
+from tests.support.stores import OneServer
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,9 +58,7 @@ def test_a_decision_is_one_command(
         assert commands(any_redis_server, call) == ["EVALSHA"]
 
 
-def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(
-    any_redis_server: Server, any_redis_limiter: MakeLimiter
-) -> None:
+def test_a_decision_is_one_call(any_redis_server: Server, any_redis_limiter: MakeLimiter) -> None:
     """The same by INFO commandstats, granted and denied."""
     limiter = any_redis_limiter("50/30d")
     limiter.peek("k")
@@ -70,34 +69,22 @@ def test_a_hundred_decisions_are_a_hundred_calls_of_evalsha(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flushed_script_cache_is_filled_again(
-    algorithm: AlgorithmName, any_redis_server: Server, any_redis_limiter: MakeLimiter
-) -> None:
-    with any_redis_server.client() as client:
-        limiter = any_redis_limiter("50/30d", algorithm=algorithm)
-        for left in range(49, 39, -1):
-            assert limiter.try_acquire("k").remaining == left
+def test_flushed_script_cache(algorithm: AlgorithmName, failing_callers: Callers) -> None:
+    """A server that has forgotten the script is told it again, and no call is degraded."""
+    store = failing_callers.store
+    assert isinstance(store, OneServer)
+    limiter = failing_callers.limiter("50/30d", algorithm=algorithm)
+    with store.server.client() as client:
+        for left in (40, 30, 20, 10, 0):
+            calls = [failing_callers.start(limiter.try_acquire, "k") for _ in range(10)]
+            assert sorted(call.result().remaining for call in calls) == list(range(left, left + 10))
+            assert all(call.result() for call in calls)
             client.script_flush()
+        assert not limiter.try_acquire("k")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_flushed_script_cache_is_filled_again_async(algorithm: AlgorithmName, any_redis_server: Server) -> None:
-    async def check() -> None:
-        with any_redis_server.client() as client:
-            async with AsyncLimiter("50/30d", algorithm=algorithm, store=any_redis_server.url) as limiter:
-                for left in (40, 30, 20, 10, 0):
-                    decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
-                    assert sorted(decision.remaining for decision in decisions) == list(range(left, left + 10))
-                    assert all(decisions)
-                    assert not any(decision.degraded for decision in decisions)
-                    client.script_flush()
-                assert not await limiter.try_acquire("k")
-
-    asyncio.run(check())
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_no_command_is_deprecated_or_forbidden(
+def test_no_command_looks_through_all_keys(
     algorithm: AlgorithmName, any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
     """A script must not look through all keys, whatever the number of keys."""
@@ -127,7 +114,7 @@ for algorithm in sys.argv[3:]:
 """
 
 
-def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_wrong_clock_of_a_client(redis_server: Server, redis_limiter: MakeLimiter) -> None:
     """Clients a hundred days ahead and behind count against the same state, by the server's time."""
     limiters = [redis_limiter("5/30d", algorithm=algorithm) for algorithm in ALGORITHMS]
     assert all(limiter.try_acquire("k", permits=3) for limiter in limiters)
@@ -140,9 +127,7 @@ def test_a_client_whose_clock_is_wrong_changes_nothing(redis_server: Server, red
 
 @pytest.mark.parametrize("back", [0.000001, 1.0, 59.0, 61.0, 3600.0, 10_000_000.0])
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
-def test_a_clock_that_steps_back_sets_nobody_free_and_locks_nobody_out(
-    algorithm: AlgorithmName, back: float, redis_limiter: MakeLimiter
-) -> None:
+def test_clock_that_steps_back(algorithm: AlgorithmName, back: float, redis_limiter: MakeLimiter) -> None:
     """A failover can put an older clock in charge. (A fixed window then has another name, and its own count.)"""
     before, after = ManualClock(1_700_000_000), ManualClock(1_700_000_000 - back)
     assert redis_limiter("10/minute", algorithm=algorithm, clock=before).try_acquire("k", permits=10)
@@ -171,9 +156,7 @@ BURST_CHANGES = [("100/minute", "100/minute burst 5"), ("7/minute burst 1000", "
         for old, new in CHANGES + (BURST_CHANGES if algorithm in BUCKETS else [])
     ],
 )
-def test_a_new_quota_on_live_keys_does_no_harm(
-    algorithm: AlgorithmName, old: str, new: str, redis_limiter: MakeLimiter
-) -> None:
+def test_new_quota_on_live_keys(algorithm: AlgorithmName, old: str, new: str, redis_limiter: MakeLimiter) -> None:
     """What the old quota wrote is read by the new one: sane numbers, no error, and it comes back to normal."""
     clock = ManualClock()
     clock.advance(12.345678)
@@ -199,7 +182,7 @@ def test_a_new_quota_on_live_keys_does_no_harm(
     assert (rested.remaining, rested.reset_after) == (capacity, 0.0)
 
 
-def test_a_new_algorithm_on_live_keys_does_no_harm(redis_limiter: MakeLimiter) -> None:
+def test_new_algorithm_on_live_keys(redis_limiter: MakeLimiter) -> None:
     for _ in range(2):
         for algorithm in ALGORITHMS:
             limiter = redis_limiter("10/30d", algorithm=algorithm)
@@ -221,15 +204,12 @@ def test_a_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> 
 
 
 @pytest.mark.parametrize("options", [{}, {"decode_responses": True}, {"protocol": 3}, {"protocol": 2}], ids=str)
-def test_an_async_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> None:
-    async def check() -> None:
-        async with redis.asyncio.Redis.from_url(redis_server.bare_url, **options) as client:
-            store = RedisStore(client, clock=ManualClock())
-            async with AsyncLimiter("2/minute", store=store, on_store_error="raise") as limiter:
-                assert (await limiter.try_acquire("k")).remaining == 1
-            assert await client.ping()
-
-    asyncio.run(check())
+async def test_an_async_client_of_ones_own(options: dict[str, Any], redis_server: Server) -> None:
+    async with redis.asyncio.Redis.from_url(redis_server.bare_url, **options) as client:
+        store = RedisStore(client, clock=ManualClock())
+        async with AsyncLimiter("2/minute", store=store, on_store_error="raise") as limiter:
+            assert (await limiter.try_acquire("k")).remaining == 1
+        assert await client.ping()
 
 
 def test_one_store_under_both_doors(redis_server: Server) -> None:
@@ -280,7 +260,8 @@ print(1 + own + sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child
 """
 
 
-def test_a_forked_child_does_not_share_its_parents_connection(redis_server: Server) -> None:
+def test_fork(redis_server: Server) -> None:
+    """A forked child does not use its parent's connection."""
     command = [sys.executable, "-c", FORKED, redis_server.patient_url]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=True).stdout
     assert said == "100\n"

@@ -26,7 +26,8 @@ def _answers(port: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed test run may leave servers behind")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_dies_with_a_test_run_that_is_killed(kind: str) -> None:
+def test_killed_test_run(kind: str) -> None:
+    """A server dies with a test run that is killed."""
     root = Path(__file__).parent.parent
     command = [sys.executable, "-c", START, kind]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
@@ -37,7 +38,7 @@ def test_a_server_dies_with_a_test_run_that_is_killed(kind: str) -> None:
     until(lambda: not _answers(port))
 
 
-def test_a_server_of_somebody_else_is_left_alone(redis_server: Server) -> None:
+def test_server_of_another(redis_server: Server) -> None:
     """It answers on the port we want; we neither take it for ours nor touch what it keeps."""
     redis_server.client().set("theirs", "kept")
     with pytest.raises(RuntimeError, match="cannot start"):

@@ -1,4 +1,4 @@
-"""A limiter that nobody closes leaves nothing behind that would trip `filterwarnings = error`."""
+"""A limiter that is not closed leaves nothing behind that would trip `filterwarnings = error`."""
 
 import gc
 import socket
@@ -47,7 +47,8 @@ gc.collect()
 
 
 @pytest.mark.parametrize("door", ["AsyncLimiter", "AsyncHybridLimiter"])
-def test_no_warning_at_the_end_of_an_event_loop(door: str, redis_server: Server) -> None:
+def test_end_of_an_event_loop(door: str, redis_server: Server) -> None:
+    """A limiter that was not closed makes no warning at the end of its event loop."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, redis_server.url, door]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,8 +66,8 @@ class Witness:
         self.saw += [socket.fileno() == -1 for socket in self.sockets]
 
 
-def test_sockets_are_closed_before_a_garbage_collection_comes_to_them(redis_server: Server) -> None:
-    """It goes through what nobody has any more in any order, and a socket that is still open complains."""
+def test_garbage_collection(redis_server: Server) -> None:
+    """Sockets are closed before the collector comes to them: a socket that is still open complains."""
     saw: list[bool] = []
     older = Witness(saw)
     store = RedisStore(redis_server.url)

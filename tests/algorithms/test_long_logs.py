@@ -28,9 +28,8 @@ def size(server: Server) -> int:
     return int(server.client().zcard(LOG))
 
 
-def test_what_has_expired_goes_a_little_with_each_call(
-    any_redis_server: Server, any_redis_limiter: MakeLimiter
-) -> None:
+def test_expired_entries(any_redis_server: Server, any_redis_limiter: MakeLimiter) -> None:
+    """Each call removes a few entries that have expired."""
     clock = ManualClock()
     write_log(any_redis_server, 5_000)
     limiter = any_redis_limiter("5000/minute", algorithm="sliding_window", clock=clock)
@@ -44,9 +43,7 @@ def test_what_has_expired_goes_a_little_with_each_call(
     assert sizes[-1] == 200, "and in the end nothing is left of them"
 
 
-def test_a_log_that_has_expired_as_a_whole_is_handed_over(
-    any_redis_server: Server, any_redis_limiter: MakeLimiter
-) -> None:
+def test_expired_log(any_redis_server: Server, any_redis_limiter: MakeLimiter) -> None:
     """UNLINK frees in the background."""
     clock = ManualClock()
     write_log(any_redis_server, 5_000)
@@ -64,9 +61,10 @@ REFUNDS = [(1, 4_999, 1), (PIECE, 4_000, 1), (PIECE + 1, 3_999, 2), (4_999, 1, 5
 
 
 @pytest.mark.parametrize(("permits", "left", "trips"), REFUNDS)
-def test_a_large_refund_goes_in_steps(
+def test_large_refund(
     permits: int, left: int, trips: int, any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
+    """A large refund goes in steps, a call for each."""
     write_log(any_redis_server, 5_000)
     limiter = any_redis_limiter("5000/minute", algorithm="sliding_window", clock=ManualClock())
     limiter.peek("k")
@@ -79,7 +77,8 @@ def test_a_large_refund_goes_in_steps(
     assert not limiter.try_acquire("k")
 
 
-async def test_a_large_refund_goes_in_steps_in_an_event_loop(redis_server: Server) -> None:
+async def test_large_refunds_at_once(redis_server: Server) -> None:
+    """Refunds of several tasks go in steps, and nothing is lost between them."""
     write_log(redis_server, 5_000)
     options = {"algorithm": "sliding_window", "store": redis_server.url, "clock": ManualClock()}
     async with AsyncLimiter("5000/minute", **options) as limiter:  # type: ignore[arg-type]  # options of several types
@@ -87,7 +86,7 @@ async def test_a_large_refund_goes_in_steps_in_an_event_loop(redis_server: Serve
         assert (await limiter.peek("k", permits=0)).remaining == 4_500
 
 
-def test_several_quotas_give_back_the_same(redis_limiter: MakeLimiter) -> None:
+def test_refund_of_several_quotas(redis_limiter: MakeLimiter) -> None:
     """One log is long and the other short: the longer one sets the pace, and both get all of it back."""
     clock = ManualClock()
     limiter = redis_limiter(["4000/minute", "9000/hour"], algorithm="sliding_window", clock=clock)
@@ -108,7 +107,7 @@ def test_several_quotas_give_back_the_same(redis_limiter: MakeLimiter) -> None:
 
 
 @pytest.mark.parametrize("quotas", ["40/second", ["30/second", "60/3s"]], ids=["one", "several"])
-def test_in_pieces_or_not_the_answers_are_the_same(
+def test_pieces(
     quotas: str | list[str], redis_server: Server, redis_limiter: MakeLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With pieces of one and two entries, beside the memory store, through thousands of calls."""

@@ -28,7 +28,8 @@ def grants(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> Grant
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
 @given(data=st.data())
-def test_sliding_window_holds_in_every_window(quota: Quota, data: st.DataObject) -> None:
+def test_sliding_window(quota: Quota, data: st.DataObject) -> None:
+    """No window of a period, wherever it starts, holds more than the limit."""
     granted = grants("sliding_window", quota, data)
     period = period_us(quota)
     for start, _ in granted:  # a window that is too full is as full when it starts at its first grant
@@ -37,7 +38,8 @@ def test_sliding_window_holds_in_every_window(quota: Quota, data: st.DataObject)
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
 @given(data=st.data())
-def test_fixed_window_holds_in_every_aligned_window(quota: Quota, data: st.DataObject) -> None:
+def test_fixed_window(quota: Quota, data: st.DataObject) -> None:
+    """No aligned window holds more than the limit."""
     granted = grants("fixed_window", quota, data)
     period = period_us(quota)
     for window in {time // period for time, _ in granted}:
@@ -46,7 +48,7 @@ def test_fixed_window_holds_in_every_aligned_window(quota: Quota, data: st.DataO
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)
 @given(data=st.data())
-def test_sliding_window_counter_never_holds_two_limits(quota: Quota, data: st.DataObject) -> None:
+def test_sliding_window_counter(quota: Quota, data: st.DataObject) -> None:
     """It is an estimate, but every aligned window holds, and no window of a period holds two limits' worth."""
     granted = grants("sliding_window_counter", quota, data)
     period = period_us(quota)
@@ -58,7 +60,7 @@ def test_sliding_window_counter_never_holds_two_limits(quota: Quota, data: st.Da
 @pytest.mark.parametrize("algorithm", BUCKETS)
 @pytest.mark.parametrize("quota", PLAIN + BURSTS, ids=str)
 @given(data=st.data())
-def test_buckets_hold_over_any_stretch(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> None:
+def test_buckets(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> None:
     """Never more than the capacity, and what flows in meanwhile."""
     granted = grants(algorithm, quota, data)
     rate = Fraction(quota.limit, period_us(quota))

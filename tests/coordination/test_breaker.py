@@ -26,8 +26,8 @@ from headgate.testing import ManualClock
 from tests.support.awaited import Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
-from tests.support.servers import Server, free_port
 from tests.support.proxy import FaultyProxy
+from tests.support.servers import Server, free_port
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

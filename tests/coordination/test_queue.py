@@ -23,9 +23,9 @@ from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
+from tests.support.proxy import FaultyProxy
 from tests.support.servers import Server, Servers, free_port
 from tests.support.silence import answered
-from tests.support.proxy import FaultyProxy
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

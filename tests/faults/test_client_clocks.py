@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
 ROOT = Path(__file__).parent.parent.parent
 
-# The clock is changed before headgate is imported, so that whoever keeps a reference to it keeps the wrong one.
+# The clock is changed before headgate is imported, so that a module that keeps a reference to it keeps the wrong one.
 CLIENT = """
 import json, sys, time
 

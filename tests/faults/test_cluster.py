@@ -78,11 +78,11 @@ def test_slot_migration_under_load(quotas: list[str], algorithm: str, how: str, 
                 time.sleep(0.03)
         load.wait_for(lambda answer: answer.by_store and not answer.admitted)
     assert not load.errors
-    assert all(answer.by_store for answer in load.answers), "TRYAGAIN, ASK and MOVED are nobody's outage"
+    assert all(answer.by_store for answer in load.answers), "TRYAGAIN, ASK and MOVED are not an outage"
     assert load.admitted == LIMIT
 
 
-def test_keys_that_are_new_while_their_slot_moves(cluster: Cluster) -> None:
+def test_new_keys_in_a_moving_slot(cluster: Cluster) -> None:
     """They begin on the target, which has never seen the script."""
     tag = "k"
     with Limiter("5/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
@@ -94,7 +94,7 @@ def test_keys_that_are_new_while_their_slot_moves(cluster: Cluster) -> None:
 
 
 def test_asking_that_is_refused(cluster: Cluster) -> None:
-    """The target of a migration is busy: nobody gets an answer that was meant for somebody else."""
+    """The target of a migration is busy: no call gets the answer to another."""
     target = next(member for member in cluster.primaries() if member is not cluster.primary(SLOT))
     there = [key for key in map(str, range(200)) if cluster.primary(key_slot(key.encode())) is target][:4]
     with Limiter("1000/30d", store=cluster.bare_url + PATIENT) as limiter:
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_down(cluster: Cluster) -> None:
             time.sleep(0.01)
 
 
-def test_health_of_a_cluster_that_is_down(cluster: Cluster) -> None:
+def test_health_of_a_down_cluster(cluster: Cluster) -> None:
     assert _health(cluster) == (True, "ok")
     victim = cluster.primary(SLOT)
     for member in (cluster.replica(victim), victim):

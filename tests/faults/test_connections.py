@@ -1,4 +1,4 @@
-"""However many callers there are, there are no more connections than the pool may have, and nobody gets an error."""
+"""However many callers there are, there are no more connections than the pool may have, and no call fails."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ def test_10_000_awaited_checks(pool: int, node: Node) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_64_threads_wait_for_a_connection(pool: int, node: Node) -> None:
+def test_64_threads(pool: int, node: Node) -> None:
     """An exhausted pool is waited for, within the budget of the call, and is no error."""
     admitted: list[bool] = []
     with Limiter("1000/30d", store=url(node, pool), on_store_error="raise") as limiter:

@@ -11,8 +11,8 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from tests.support.clusters import Node, Sentinels, wait_until
-from tests.support.pulse import Pulse
 from tests.support.proxy import FaultyProxy
+from tests.support.pulse import Pulse
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -43,7 +43,7 @@ def test_a_budget_for_one_call(node: Node) -> None:
         assert limiter.store_health().degraded == 2, "they share their figures"
         assert limiter.store_health().state == "closed"
         proxy.delay = 0.1
-        assert not limiter.try_acquire("k").degraded, "whoever has time gets the store's answer"
+        assert not limiter.try_acquire("k").degraded, "a call with time gets the store's answer"
 
 
 def test_a_budget_for_one_call_async(node: Node) -> None:
@@ -61,7 +61,9 @@ def test_a_budget_for_one_call_async(node: Node) -> None:
             proxy.delay = 0.0
             assert (await patient).remaining in (98, 97)
             deadline = time.monotonic() + 20
-            while (await limiter.peek("k", permits=0)).remaining != 98:  # what nobody waited for is given back
+            while (
+                await limiter.peek("k", permits=0)
+            ).remaining != 98:  # what a call took that had given up is given back
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
 
@@ -69,7 +71,7 @@ def test_a_budget_for_one_call_async(node: Node) -> None:
         asyncio.run(check())
 
 
-def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
+def test_haste(node: Node) -> None:
     """Callers with too little time for a healthy server do not open the breaker, those of a dead one do."""
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=30) as limiter:
         limiter.try_acquire("k")
@@ -89,7 +91,7 @@ def test_haste_takes_the_store_from_nobody_else(node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
-def test_a_limit_above_the_timeout_is_no_haste(node: Node, kind: type[Limiter | AsyncLimiter]) -> None:
+def test_limit_above_the_timeout(node: Node, kind: type[Limiter | AsyncLimiter]) -> None:
     """Three calls without an answer open the breaker; `within` changes that only below the store's time-out."""
 
     async def check(store: str) -> None:
@@ -116,7 +118,7 @@ async def awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def test_in_memory_there_is_nothing_to_wait_for() -> None:
+def test_memory_is_never_late() -> None:
     limiter = Limiter("2/minute")
     assert limiter.with_timeout(0.001).try_acquire("k").remaining == 1
     assert limiter.try_acquire("k").remaining == 0
@@ -128,8 +130,8 @@ def test_bad_budgets(seconds: float) -> None:
         Limiter("1/minute").with_timeout(seconds)
 
 
-def test_a_probe_ends_with_its_limiter(node: Node) -> None:
-    """Nobody closed it and nobody has it any more: its thread does not knock for ever."""
+def test_end_of_a_probe(node: Node) -> None:
+    """The probe of a limiter that was neither closed nor kept ends."""
     limiter = Limiter(QUOTA, store=node.url, timeout=0.2)
     node.kill()
     for _ in range(5):
@@ -141,8 +143,8 @@ def test_a_probe_ends_with_its_limiter(node: Node) -> None:
 
 
 @pytest.mark.xdist_group("faults-sentinel")
-def test_a_primary_that_was_demoted_decides_nothing(sentinels: Sentinels) -> None:
-    """Nobody asked during the failover; the old primary, a replica now, would deny by what it has heard."""
+def test_demoted_primary(sentinels: Sentinels) -> None:
+    """No call was made during the failover; the old primary, a replica now, would deny by its copy."""
     old = sentinels.primary
 
     def demote() -> None:

@@ -18,9 +18,9 @@ from headgate.redis.breaker import FAILURES
 from headgate.stores.redis import RedisStore
 from tests.support.clusters import Cluster, Node, wait_until
 from tests.support.outages import paused
+from tests.support.proxy import FaultyProxy
 from tests.support.pulse import Pulse
 from tests.support.servers import PASSWORD, USER
-from tests.support.proxy import FaultyProxy
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -37,8 +37,8 @@ def back(limiter: Limiter) -> None:
     wait_until(lambda: not limiter.peek("other", permits=0).degraded, "the store is in use again")
 
 
-def test_everything_is_cancelled_at_the_first_moment(node: Node) -> None:
-    """The task that carries calls is cancelled before its first step: nobody hangs, nor does `aclose`."""
+def test_cancelled_at_once(node: Node) -> None:
+    """The task that carries calls is cancelled before its first step: no call hangs, nor does `aclose`."""
 
     async def worker(limiter: AsyncLimiter) -> None:
         await asyncio.sleep(0)
@@ -65,21 +65,19 @@ def test_everything_is_cancelled_at_the_first_moment(node: Node) -> None:
     asyncio.run(go_on())
 
 
-def test_a_probe_that_is_cancelled_is_not_the_last(node: Node) -> None:
-    async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
-            node.kill()
-            for _ in range(5):
-                assert (await limiter.try_acquire("k")).degraded
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
-                task.cancel()
-            node.restart()  # not in a thread: a server dies with the thread that started it
-            deadline = time.monotonic() + 20
-            while (await limiter.try_acquire("k")).degraded:
-                assert time.monotonic() < deadline, "nobody looks for it any more"
-                await asyncio.sleep(0.01)
-
-    asyncio.run(check())
+async def test_cancelled_probe(node: Node) -> None:
+    """When a probe is cancelled another one follows."""
+    async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
+        node.kill()
+        for _ in range(5):
+            assert (await limiter.try_acquire("k")).degraded
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        node.restart()  # not in a thread: a server dies with the thread that started it
+        deadline = time.monotonic() + 20
+        while (await limiter.try_acquire("k")).degraded:
+            assert time.monotonic() < deadline, "no probe follows"
+            await asyncio.sleep(0.01)
 
 
 def test_no_thread_for_a_probe(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +171,7 @@ def test_a_debt_that_is_forgiven(op: str, node: Node) -> None:
 
 
 def test_local_believes_a_refusal(node: Node) -> None:
-    """Somebody else has spent everything, and we know: the outage is not worth a second quota."""
+    """Another process has spent everything, and we know: the outage is not worth a second quota."""
     with (
         Limiter("5/30d", store=node.bare_url + PATIENT, on_store_error="local") as limiter,
         Limiter("5/30d", store=node.bare_url + PATIENT) as other,
@@ -184,7 +182,9 @@ def test_local_believes_a_refusal(node: Node) -> None:
         assert not any(limiter.try_acquire("k").allowed for _ in range(10))
 
 
-def test_a_cancelled_async_function_gets_nothing_back_that_was_not_taken(node: Node) -> None:
+def test_cancelled_guard(node: Node) -> None:
+    """A guarded async function that is cancelled gives back no more than it took."""
+
     async def check(limiter: Limiter) -> None:
         @limiter.limit(key="k")
         async def work() -> None: ...
@@ -204,7 +204,9 @@ def test_a_cancelled_async_function_gets_nothing_back_that_was_not_taken(node: N
     wait_until(lambda: spent(node) == 50, "as much as before")
 
 
-def test_one_patient_caller_makes_nobody_else_wait(node: Node) -> None:
+def test_patient_caller(node: Node) -> None:
+    """A caller with more time makes no other caller wait."""
+
     async def check(url: str) -> None:
         async with AsyncLimiter(QUOTA, store=url, timeout=0.2) as limiter:
             await limiter.try_acquire("k")
@@ -222,7 +224,7 @@ def test_one_patient_caller_makes_nobody_else_wait(node: Node) -> None:
         asyncio.run(check(proxy.url))
 
 
-def test_what_was_given_up_is_given_back(node: Node) -> None:
+def test_given_up_calls(node: Node) -> None:
     """All callers were hasty, and the replies come all the same."""
 
     async def check(url: str) -> None:
@@ -243,7 +245,8 @@ def test_what_was_given_up_is_given_back(node: Node) -> None:
         asyncio.run(check(proxy.url))
 
 
-def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
+def test_budget_with_a_client(node: Node) -> None:
+    """A client that was handed in keeps to the time of a call."""
     with FaultyProxy(node.port) as proxy:
         client = redis.Redis.from_url(proxy.bare_url, socket_timeout=30)
         store = RedisStore(client)
@@ -258,7 +261,7 @@ def test_a_client_of_ones_own_has_budgets_too(node: Node) -> None:
         client.close()
 
 
-def test_a_slow_server_is_not_taken_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_server(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """It answers, but too late for a check, and it answers PING while it holds scripts up: one outage, one line."""
     with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=0.1) as limiter:
         limiter.try_acquire("k")
@@ -277,7 +280,7 @@ def test_a_slow_server_is_not_taken_back(node: Node, caplog: pytest.LogCaptureFi
         assert limiter.store_health().opened <= 3
 
 
-def test_connections_that_break_together_are_one_failure(node: Node) -> None:
+def test_broken_together(node: Node) -> None:
     """A load balancer restarts: 32 callers lose their connections in the same moment, of a server that is well."""
     over = threading.Event()
     with FaultyProxy(node.port) as proxy, Limiter("1000000/30d", store=proxy.url, timeout=20) as limiter:
@@ -291,7 +294,7 @@ def test_connections_that_break_together_are_one_failure(node: Node) -> None:
 
         def all_are_answered() -> None:
             before = list(answered)
-            wait_until(lambda: all(map(operator.gt, answered, before)), "everybody is answered")
+            wait_until(lambda: all(map(operator.gt, answered, before)), "all callers are answered")
 
         threads = [threading.Thread(target=call, args=(number,)) for number in range(32)]
         for thread in threads:
@@ -308,7 +311,7 @@ def test_connections_that_break_together_are_one_failure(node: Node) -> None:
 
 
 @pytest.mark.parametrize("door", [Limiter, AsyncLimiter])
-async def test_an_old_connection_that_breaks_late_is_no_new_failure(door: Any, node: Node) -> None:
+async def test_broken_late(door: Any, node: Node) -> None:
     """Others have told of the cut already; a call that began only then tells of it once more."""
     with FaultyProxy(node.port) as proxy:
         limiter = door("1000000/30d", store=proxy.url, timeout=20)
@@ -351,7 +354,7 @@ def test_moved_is_believed(cluster: Cluster) -> None:
 
 
 @pytest.mark.xdist_group("faults-cluster")
-def test_health_of_a_cluster_by_a_replica(cluster: Cluster) -> None:
+def test_health_by_a_replica(cluster: Cluster) -> None:
     replica = cluster.replica(cluster.primary(0))
     store = RedisStore(f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{replica.port}{PATIENT}")
     assert store.health().reason == asyncio.run(store.ahealth()).reason == "ok"
@@ -370,7 +373,8 @@ def test_many_looks_are_one(node: Node) -> None:
     assert node.ask("INFO", "stats")["total_connections_received"] < 5
 
 
-def test_one_bad_key_does_not_fill_the_log(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_of_a_bad_key(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """One bad key does not fill the log."""
     node.ask("SADD", "rate_limiter:token_bucket:{bad}", "x")
     with Limiter(QUOTA, store=node.bare_url + PATIENT) as limiter:
         for _ in range(50):
@@ -381,7 +385,7 @@ def test_one_bad_key_does_not_fill_the_log(node: Node, caplog: pytest.LogCapture
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # a signal may come as a socket is handed on
-def test_interrupts_leak_no_connection(node: Node) -> None:
+def test_interrupts(node: Node) -> None:
     class Ring(Exception):
         pass
 
@@ -439,6 +443,6 @@ def test_no_password_in_a_message(url: Any) -> None:
         ("redis://h?socket_keepalive_options=x", "unknown parameter"),
     ],
 )
-def test_a_wrong_url_is_refused_at_once(url: str, word: str) -> None:
+def test_bad_url(url: str, word: str) -> None:
     with pytest.raises(ValueError, match=word):
         RedisStore(url)

@@ -11,8 +11,8 @@ import redis
 from redis.crc import key_slot
 
 from tests.support.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_until
-from tests.support.servers import LOGIN
 from tests.support.proxy import FaultyProxy
+from tests.support.servers import LOGIN
 
 pytestmark = pytest.mark.xdist_group("faults-cluster")
 
@@ -43,7 +43,8 @@ def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:
     assert cluster.primary(slot).ask("GET", "{a}1") == "x"
 
 
-def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
+def test_proxy(node: Node) -> None:
+    """The proxy breaks what it is told to break."""
     with (
         FaultyProxy(node.port) as proxy,
         redis.Redis.from_url(proxy.bare_url.replace(LOGIN, ""), socket_timeout=20, retry=ONCE) as client,
@@ -80,8 +81,8 @@ def test_the_proxy_breaks_what_it_is_told_to(node: Node) -> None:
         assert client.evalsha(sha, 0) == [1, 1, 9, 0, 0]
 
 
-def test_a_proxy_that_ends_leaves_nothing_open(node: Node) -> None:
-    """Whoever connects while it ends is cut off: a warning about it would come in the middle of another test."""
+def test_proxy_that_ends(node: Node) -> None:
+    """A client that connects while it ends is cut off: a warning about it would come in the middle of another test."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(50):

@@ -10,8 +10,8 @@ from headgate.errors import StoreUnavailable
 from headgate.rule import AlgorithmName
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Load
-from tests.support.quotas import ALGORITHMS
 from tests.support.proxy import FaultyProxy
+from tests.support.quotas import ALGORITHMS
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -84,14 +84,14 @@ def test_a_reply_that_never_comes(node: Node) -> None:
         begun = time.monotonic()
         assert limiter.try_acquire("k").degraded
         assert time.monotonic() - begun < 15
-        wait_until(lambda: left(direct) == 98, "what nobody heard of is done")
+        wait_until(lambda: left(direct) == 98, "what was not heard of is done")
         proxy.swallow_replies = False
         wait_until(lambda: not limiter.peek("k", permits=0).degraded, "it recovers")
         assert limiter.with_timeout(20).try_acquire("k").remaining == 97
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
-def test_connections_reset_again_and_again(how: str, node: Node) -> None:
+def test_many_resets(how: str, node: Node) -> None:
     """Nothing is spent twice: as many are admitted as the limit, less those whose reply was lost."""
     limit = 1000
     with (
@@ -110,7 +110,7 @@ def test_connections_reset_again_and_again(how: str, node: Node) -> None:
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
 def test_script_flush_under_load(how: str, node: Node) -> None:
-    """A server that has forgotten the script is told it again: exactly the limit is admitted, nobody is degraded."""
+    """A server that has forgotten the script is told it again: exactly the limit is admitted, no call is degraded."""
     limit = 2000
     with Load(how, node.bare_url + PATIENT, f"{limit}/30d", on_store_error="deny") as load:
         load.wait_for(lambda answer: answer.by_store)

@@ -1,4 +1,4 @@
-"""A server that fails under load: nobody gets an exception, nobody waits long, and it is used again by itself."""
+"""A server that fails under load: no call raises or waits long, and the server is used again by itself."""
 
 import time
 
@@ -29,7 +29,7 @@ CASES += [(name, "allow") for name in OUTAGES if (name, "allow") not in CASES]
 def test_an_outage_under_load(outage: str, policy: OnStoreError, how: str, node: Node) -> None:
     quota = f"{LIMIT}/30d" if policy == "local" else "1000000/30d"
     with FaultyProxy(node.port) as proxy:
-        url = node.bare_url if outage == "killed" else proxy.bare_url  # nobody listens there then, as in life
+        url = node.bare_url if outage == "killed" else proxy.bare_url  # connections are refused then, as in life
         with Load(how, url + TIMEOUTS, quota, on_store_error=policy) as load:
             load.wait_for(lambda answer: answer.by_store)
             with OUTAGES[outage](node, proxy):
@@ -55,7 +55,7 @@ def _all_are_back(load: Load) -> bool:
 
 
 def _check_policy(policy: OnStoreError, down: list[Answer]) -> None:
-    assert down, "nobody was answered"
+    assert down, "no call was answered"
     assert not any(answer.by_store for answer in down)
     admitted = sum(answer.admitted for answer in down)
     if policy == "allow":
@@ -71,7 +71,7 @@ def _check_policy(policy: OnStoreError, down: list[Answer]) -> None:
 @pytest.mark.parametrize("policy", ["allow", "deny", "local"])
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
 def test_the_policy_answers_at_once(outage: str, policy: OnStoreError, node: Node) -> None:
-    """After a few calls nobody waits for the server any more: 99 of 100 take less than 100 microseconds."""
+    """After a few calls no call waits for the server any more: 99 of 100 take less than 100 microseconds."""
     with (
         FaultyProxy(node.port) as proxy,
         Limiter("10/30d", store=node.bare_url + TIMEOUTS, on_store_error=policy) as limiter,

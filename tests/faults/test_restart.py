@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 PATIENT = "?timeout=20&connect_timeout=20"
 
 
-def test_state_survives_a_crash_of_the_server(durable_node: Node) -> None:
+def test_crash(durable_node: Node) -> None:
+    """State survives a crash of a server that writes an append-only file."""
     for algorithm in ALGORITHMS:
         with Limiter("5/30d", algorithm=algorithm, store=durable_node.bare_url + PATIENT) as limiter:
             limiter.try_acquire("k", permits=3)
@@ -26,8 +27,8 @@ def test_state_survives_a_crash_of_the_server(durable_node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
-def test_a_crash_under_load_admits_no_more(how: str, durable_node: Node) -> None:
-    """Whoever was told yes is in the file: with what the policy answers left out, the limit holds."""
+def test_crash_under_load(how: str, durable_node: Node) -> None:
+    """Every call that was granted is in the file: with what the policy answers left out, the limit holds."""
     limit = 2000
     url = durable_node.bare_url + "?timeout=0.5&connect_timeout=0.5"
     with Load(how, url, f"{limit}/30d", on_store_error="deny") as load:
@@ -40,7 +41,8 @@ def test_a_crash_under_load_admits_no_more(how: str, durable_node: Node) -> None
     assert limit - lost <= load.admitted <= limit
 
 
-def test_state_survives_the_application(node: Node) -> None:
+def test_restart_of_the_application(node: Node) -> None:
+    """State survives the application."""
     for expected in (4, 3, 2, 1, 0):
         with Limiter("5/30d", store=node.bare_url + PATIENT) as limiter:
             assert limiter.try_acquire("k").remaining == expected

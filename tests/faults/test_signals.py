@@ -1,4 +1,4 @@
-"""An exception of a signal handler in mid-call, wherever it comes: nobody else is stuck because of it."""
+"""An exception of a signal handler in mid-call, wherever it comes: no other caller is stuck because of it."""
 
 import gc
 import itertools
@@ -72,7 +72,7 @@ def test_waiting_for_a_connection(connections: ServerConnections) -> None:
     interrupted(prepare, afterwards)
 
 
-def test_giving_back_a_connection_that_another_waits_for(connections: ServerConnections) -> None:
+def test_handing_on_a_connection(connections: ServerConnections) -> None:
     """It gets that, or a new one if that was lost."""
     waiters: list[threading.Thread] = []
 
@@ -98,7 +98,7 @@ def test_giving_back_a_connection_that_another_waits_for(connections: ServerConn
 @pytest.mark.parametrize("timeout", [None, 5.0])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal may come in a __del__
 def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wakes it is not held up, and whoever comes later does not stand behind it."""
+    """A thread that wakes the waiter is not held up, and a later waiter does not stand behind it."""
     clock = ManualClock(patience=0.001)
     limiter = Limiter("1/30d", clock=clock)
     queue, waiters = limiter._waiters, list[Waiter]()
@@ -126,7 +126,7 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
     interrupted(prepare, afterwards)
 
 
-def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was interrupted as it began to look does not keep others from it for ever."""
     probes: list[Breaker] = []
 
@@ -159,7 +159,7 @@ def test_looking_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Unlucky:
-    """The lock of a bell, which rings while somebody waits; and just then a signal comes."""
+    """The lock of an event that is set while a thread waits; and just then a signal comes."""
 
     def __init__(self, bell: SignalSafeEvent) -> None:
         self._lock, self._set = bell._unset, bell.set
@@ -171,7 +171,7 @@ class Unlucky:
         raise KeyboardInterrupt
 
 
-def test_a_bell_that_rings_as_a_signal_comes() -> None:
+def test_event_set_as_a_signal_comes() -> None:
     """Others hear it all the same."""
     bell = SignalSafeEvent()
     lock, bell._unset = bell._unset, Unlucky(bell)  # type: ignore[assignment]  # as much of a lock as is needed

@@ -22,7 +22,8 @@ NAMES: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("hash_keys", [False, True])
 @pytest.mark.parametrize("names", NAMES)
-def test_three_primaries_get_a_third_each(names: str, hash_keys: bool) -> None:
+def test_keys_are_spread(names: str, hash_keys: bool) -> None:
+    """Each of three primaries gets a third of the keys."""
     script = LimiterScript(Rule("10/s"), "rate_limiter", hash_keys, None)
     counts = [0] * SLOTS
     for number in range(COUNT):

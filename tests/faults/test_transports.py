@@ -36,7 +36,7 @@ class Certificates:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.authority.issue_cert("127.0.0.1").configure_cert(context)
         self.authority.configure_trust(context)
-        context.verify_mode = ssl.CERT_REQUIRED  # nobody without a certificate of this CA
+        context.verify_mode = ssl.CERT_REQUIRED  # a client needs a certificate of this CA
         return context
 
     def query(self, *, ca: str = "") -> str:

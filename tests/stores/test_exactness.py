@@ -1,4 +1,4 @@
-"""Everybody at once on one key: exactly the limit is admitted, never one more, never one less.
+"""All callers at once on one key: exactly the limit is admitted, never one more, never one less.
 
 Periods are so long that nothing comes back during a test.
 """
@@ -60,7 +60,7 @@ def test_give_back(algorithm: str, callers: Callers) -> None:
 @pytest.mark.usefixtures("eager_switching")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_many_keys(algorithm: str, callers: Callers) -> None:
-    """Each key has its own limit, whoever asks for which."""
+    """Each key has its own limit."""
     limiter = callers.limiter("3/30d", algorithm=algorithm)
     keys = [f"k{i}" for i in range(5)]
     assert sum(in_threads(64, lambda: sum(limiter.try_acquire(key).allowed for key in keys))) == 3 * len(keys)

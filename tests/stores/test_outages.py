@@ -54,7 +54,7 @@ def outage(callers: Callers, name: str, **policies: Limiter) -> Iterator[Callabl
 
 @pytest.mark.parametrize("how", OUTAGES)
 def test_allow(how: str, failing_callers: Callers) -> None:
-    """The default: everybody goes on, and can see that it was not the store that decided."""
+    """The default: every call is allowed, and its decision says that the store did not decide."""
     limiter = failing_callers.limiter(QUOTA, on_store_error="allow", **BRIEF)
     with outage(failing_callers, how, allow=limiter) as timed:
         for _ in range(5):
@@ -156,7 +156,7 @@ def test_recovery(failing_callers: Callers, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_answers_are_not_mixed_up(failing_callers: Callers) -> None:
-    """When a store that hung goes on, nobody gets an answer that was meant for somebody else."""
+    """When a store that hung goes on, no call gets the answer to another."""
     limiter = failing_callers.limiter("1000/30d", on_store_error="allow", **BRIEF)
     for key, permits in (("a", 100), ("b", 200)):
         patient(limiter).try_acquire(key, permits=permits)

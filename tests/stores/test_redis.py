@@ -77,7 +77,7 @@ def test_health(any_redis_server: Server) -> None:
         assert limiter.health() is health or time.monotonic() - begun > 1.0
 
 
-def test_health_of_a_server_that_hangs(failing_callers: Callers) -> None:
+def test_health_of_a_silent_server(failing_callers: Callers) -> None:
     limiter = failing_callers.limiter("5/minute", timeout=0.1)
     with failing_callers.store.silent(), Pulse() as pulse:
         begun = time.monotonic()
@@ -130,7 +130,7 @@ def test_health_leaves_no_connection(redis_server: Server) -> None:
 # -------------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_waiters_ask_no_more_than_they_must(failing_callers: Callers) -> None:
+def test_calls_of_waiters(failing_callers: Callers) -> None:
     """Eight wait in line: two questions each, one when first in line and one when the time has come."""
     clock = WatchedClock()
     store = failing_callers.store

@@ -60,14 +60,16 @@ def test_name_and_type(
     assert client.type(name) == kind
 
 
-def test_the_token_bucket_shows_its_tokens(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_token_bucket(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """The hash shows the tokens and when they were counted."""
     redis_limiter("10/second burst 100", clock=ManualClock()).try_acquire("k", permits=5)
     fields = redis_server.client().hgetall("rate_limiter:token_bucket:{k}")
     assert fields["tokens"] == "95"
     assert int(fields["last_refill"]) == MIDNIGHT * 1_000_000
 
 
-def test_the_fixed_window_shows_its_count(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_fixed_window(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """Each window has a counter that shows what was spent."""
     clock = ManualClock()
     limiter = redis_limiter("10/minute", algorithm="fixed_window", clock=clock)
     limiter.try_acquire("k", permits=5)
@@ -79,7 +81,8 @@ def test_the_fixed_window_shows_its_count(redis_server: Server, redis_limiter: M
     assert client.get(f"rate_limiter:fixed_window:{{k}}:{MIDNIGHT + 60}") == "7"
 
 
-def test_the_log_is_scored_by_time(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_sliding_window(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """The entries of the log are scored by their time."""
     clock = ManualClock()
     limiter = redis_limiter("10/minute", algorithm="sliding_window", clock=clock)
     for _ in range(3):
@@ -89,7 +92,8 @@ def test_the_log_is_scored_by_time(redis_server: Server, redis_limiter: MakeLimi
     assert [score for _, score in log] == [(MIDNIGHT + offset) * 1_000_000 for offset in (0, 1.5, 3)]
 
 
-def test_the_log_does_not_grow_with_denials_or_permits(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_size_of_the_log(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """The log grows with calls that are granted, not with permits or denials."""
     limiter = redis_limiter("1000000/minute", algorithm="sliding_window")
     assert limiter.try_acquire("k", permits=999_999)
     for _ in range(50):
@@ -131,7 +135,7 @@ WINDOW_QUOTAS = ["10/second", Quota(100, 0.5), Quota(3, 0.001), "7/minute", "1/d
     [*itertools.product(BUCKETS, BUCKET_QUOTAS), *itertools.product(WINDOWS, WINDOW_QUOTAS)],
     ids=str,
 )
-def test_every_write_leaves_a_time_to_live(
+def test_every_write_expires(
     algorithm: str, quota: Any, any_redis_server: Server, any_redis_limiter: MakeLimiter
 ) -> None:
     """As long as the state matters, and never for ever."""
@@ -180,9 +184,8 @@ def test_reset_leaves_nothing(algorithm: str, redis_server: Server, redis_limite
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_names_and_quotas_are_told_apart_after_the_brace(
-    algorithm: str, redis_server: Server, redis_limiter: MakeLimiter
-) -> None:
+def test_names_and_quotas(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """They are told apart after the brace."""
     redis_limiter("5/minute", algorithm=algorithm, name="login").try_acquire("k")
     redis_limiter(["6/minute", "7/hour"], algorithm=algorithm).try_acquire("k")
     names = redis_server.names()
@@ -213,7 +216,8 @@ def test_braces_and_percent_are_encoded(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_hashed_keys_show_nobodys_name(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_hashed_keys(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """A digest stands for the key, the same in every process."""
     keys = ["ann@example.com", "bob@example.com", "x" * 256]
     limiter = redis_limiter("2/minute", algorithm=algorithm, hash_keys=True, clock=ManualClock())
     for key in keys:
@@ -230,7 +234,7 @@ def test_hashed_keys_show_nobodys_name(algorithm: str, redis_server: Server, red
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_refund_counts_after_the_quota_was_lowered(algorithm: str, redis_limiter: MakeLimiter) -> None:
+def test_refund_after_a_lower_quota(algorithm: str, redis_limiter: MakeLimiter) -> None:
     """More is spent than the new quota would allow: what is given back is given back."""
     clock = ManualClock()
     assert redis_limiter("10/minute", algorithm=algorithm, clock=clock).try_acquire("k", permits=10)
@@ -271,7 +275,7 @@ def test_our_slot_is_the_clusters() -> None:
 
 
 @pytest.mark.parametrize("hash_keys", [False, True])
-def test_hostile_keys_spread_over_slots(hash_keys: bool, redis_server: Server, redis_limiter: MakeLimiter) -> None:
+def test_keys_spread_over_slots(hash_keys: bool, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     limiter = redis_limiter("2/minute", hash_keys=hash_keys)
     for key in HOSTILE_KEYS:
         limiter.try_acquire(key)
@@ -281,9 +285,7 @@ def test_hostile_keys_spread_over_slots(hash_keys: bool, redis_server: Server, r
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("key", ["a", "a}b", "{", "}", "{}", "}{x}", "a:b", "%7B", "😀" * 64], ids=ascii)
-def test_all_limits_of_one_client_share_a_slot(
-    key: str, algorithm: str, redis_server: Server, redis_limiter: MakeLimiter
-) -> None:
+def test_one_slot_for_a_client(key: str, algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     for name in ("default", "login", "{x}", "}{y}"):
         redis_limiter(["2/minute", "9/hour"], algorithm=algorithm, name=name).try_acquire(key)
     names = redis_server.names()

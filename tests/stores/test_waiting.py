@@ -23,7 +23,7 @@ def clock() -> WatchedClock:
     return WatchedClock()
 
 
-def test_free_permits_are_not_waited_for(callers: Callers, clock: WatchedClock) -> None:
+def test_free_permits(callers: Callers, clock: WatchedClock) -> None:
     limiter = callers.limiter("3/minute", clock=clock)
     assert limiter.acquire("k").remaining == 2
     assert limiter.acquire("k", permits=2, timeout=0).remaining == 0
@@ -62,7 +62,7 @@ def test_first_come_first_served(callers: Callers, clock: WatchedClock) -> None:
     assert clock.seconds == 30.0
 
 
-def test_a_large_wish_is_not_overtaken(callers: Callers, clock: WatchedClock) -> None:
+def test_no_overtaking(callers: Callers, clock: WatchedClock) -> None:
     """A waiter for one permit stays behind a waiter for five."""
     limiter = callers.limiter("60/minute burst 5", clock=clock)
     limiter.try_acquire("k", permits=5)
@@ -77,7 +77,8 @@ def test_a_large_wish_is_not_overtaken(callers: Callers, clock: WatchedClock) ->
     assert small.result(PATIENCE).remaining == 0
 
 
-def test_keys_do_not_wait_for_each_other(callers: Callers, clock: WatchedClock) -> None:
+def test_keys_are_apart(callers: Callers, clock: WatchedClock) -> None:
+    """A waiter for one key does not hold up another key."""
     limiter = callers.limiter("1/day", clock=clock)
     limiter.try_acquire("k")
     waiter = callers.wait_in_line(clock, limiter)
@@ -129,7 +130,8 @@ def test_the_next_goes_on(callers: Callers, clock: WatchedClock) -> None:
 
 
 @pytest.mark.parametrize("timeout", [1e308, 10**400])
-def test_a_timeout_that_no_clock_can_count(timeout: float) -> None:
+def test_endless_timeouts(timeout: float) -> None:
+    """A time-out longer than clocks can count is for ever; infinity is not a number of seconds."""
     limiter = Limiter("1/second", clock=WatchedClock())
     assert limiter.acquire("k", timeout=timeout)
     with pytest.raises(ValueError, match="None to wait for ever"):
@@ -144,7 +146,8 @@ def test_a_timeout_of_0_tries_once(callers: Callers, clock: WatchedClock) -> Non
     assert clock.naps == []
 
 
-def test_what_can_never_be_is_not_waited_for(callers: Callers, clock: WatchedClock) -> None:
+def test_too_many_permits(callers: Callers, clock: WatchedClock) -> None:
+    """What can never be is not waited for."""
     with pytest.raises(PermitsExceedLimit):
         callers.limiter("3/minute", clock=clock).acquire("k", permits=4)
     assert clock.naps == []
@@ -175,7 +178,8 @@ def test_many_in_real_time(callers: Callers) -> None:
 # ------------------------------------------------------------------------------------------- tasks that are cancelled
 
 
-def test_a_cancelled_waiter_leaves_the_line(async_callers: Callers, clock: WatchedClock) -> None:
+def test_cancelled_waiter(async_callers: Callers, clock: WatchedClock) -> None:
+    """A waiter that is cancelled leaves the line."""
     limiter = async_callers.limiter("60/minute burst 5", clock=clock)
     limiter.try_acquire("k", permits=5)
     first, middle, last = (async_callers.wait_in_line(clock, limiter, permits=count) for count in (5, 1, 1))
@@ -191,7 +195,7 @@ def test_a_cancelled_waiter_leaves_the_line(async_callers: Callers, clock: Watch
 @pytest.mark.parametrize("method", ["try_acquire", "acquire"])
 @pytest.mark.parametrize("limit", [1000, 40], ids=["plenty", "scarce"])
 @pytest.mark.parametrize("permits", [1, 3])
-def test_a_cancelled_call_loses_no_permit(permits: int, limit: int, method: str, async_callers: Callers) -> None:
+def test_cancelled_call(permits: int, limit: int, method: str, async_callers: Callers) -> None:
     """Cancel at random moments, most of them while the call is under way; then what is spent is what was granted."""
     chance = random.Random(f"{permits} {limit} {method}")
     limiter: Any = async_callers.limiter(f"{limit}/30d")
@@ -220,7 +224,8 @@ def test_a_cancelled_call_loses_no_permit(permits: int, limit: int, method: str,
         until(lambda key, left: limiter.peek(key, permits=0).remaining == left, key, limit - granted)
 
 
-def test_wait_for_and_timeout_lose_no_permit(async_callers: Callers) -> None:
+def test_wait_for(async_callers: Callers) -> None:
+    """A waiter whose task times out takes no permit."""
     limiter: Any = async_callers.limiter("50/30d")
     asynchronous = limiter.limiter
     limiter.try_acquire("k", permits=50)

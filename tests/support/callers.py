@@ -76,7 +76,7 @@ class BlockingLimiter:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.limiter, name)
-        if name == "within":
+        if name in ("within", "with_timeout"):
             return lambda seconds: BlockingLimiter(self.loop, value(seconds))
         if name in ("limit", "paced"):
             return lambda key, **options: BlockingGuard(self.loop, value(key, **options))

@@ -1,4 +1,4 @@
-"""A manual clock that tells who sleeps, so that a test can wait for that instead of sleeping itself."""
+"""A manual clock that counts sleepers, so that a test can wait for them instead of sleeping itself."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ class WatchedClock(ManualClock):
 
 
 class Bed:
-    """An event to sleep on. Who does is counted when the clock knows when to wake them, and can be advanced."""
+    """An event to sleep on. A sleeper is counted once the clock knows when to wake it, and can be advanced."""
 
     def __init__(self, clock: WatchedClock, wake: threading.Event, seconds: float | None) -> None:
         self.clock, self.wake, self.seconds = clock, wake, seconds

@@ -23,11 +23,11 @@ from redis.retry import Retry
 from tests.support.servers import DIE_WITH_PARENT, LOGIN, RIGHTS, Addressed, Server, binary, quiet_port
 
 DOWN_AFTER = 1000  # milliseconds of silence until Sentinels and Cluster nodes take a server for dead
-UNDISTURBED = 30_000  # the same for a Cluster in which nobody is dead: a machine may stand still for a moment
+UNDISTURBED = 30_000  # the same for a Cluster in which no node is dead: a machine may stand still for a moment
 SERVICE = "headgate"
 SLOTS = 16384
 ONCE = Retry(NoBackoff(), 0)  # redis-py tries four times if it is not told otherwise
-PATIENCE = 45.0  # seconds for what takes two or three on an idle machine; Sentinels who lost two sit out thirty
+PATIENCE = 45.0  # seconds for what takes two or three on an idle machine; Sentinels that lost two sit out thirty
 
 
 def wait_until(true: Callable[[], Any], what: str, timeout: float = PATIENCE) -> float:
@@ -178,7 +178,7 @@ class Sentinels(Addressed):
         return at
 
     def stop(self) -> None:
-        for node in reversed(self.nodes):  # the Sentinels first: nobody is to be elected any more
+        for node in reversed(self.nodes):  # the Sentinels first: they are to elect no replica any more
             node.stop()
 
 
@@ -211,7 +211,7 @@ class Member(Node):
             if "fail" in flags.split(","):
                 continue
             for text in slots:
-                if not text.startswith("["):  # brackets: on its way to somebody else
+                if not text.startswith("["):  # brackets: on its way to another node
                     first, _, last = text.partition("-")
                     if int(first) <= slot <= int(last or first):
                         return node
@@ -304,7 +304,7 @@ class Cluster(Addressed):
         return wait_until(promoted, "a replica is promoted")
 
     def heal(self) -> None:
-        """Start the dead again, as replicas of those who replaced them, and leave no slot half-way."""
+        """Start the dead nodes again, as replicas of those that replaced them, and leave no slot half-way."""
         while self.dead:
             self.dead.pop().restart()
         self.wait_until_whole()

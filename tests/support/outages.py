@@ -22,7 +22,7 @@ def killed(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
 
 @contextmanager
 def frozen(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
-    """SIGSTOP: the kernel goes on accepting connections and requests, and nobody reads them."""
+    """SIGSTOP: the kernel goes on accepting connections and requests, and the server does not read them."""
     node.freeze()
     yield
     node.thaw()
@@ -30,7 +30,7 @@ def frozen(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
 
 @contextmanager
 def replies_lost(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
-    """What is asked for is done, but nobody hears of it."""
+    """The server does what it is asked, but the caller does not hear of it."""
     proxy.swallow_replies = True
     yield
     proxy.swallow_replies = False
@@ -47,7 +47,7 @@ def requests_lost(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
 
 @contextmanager
 def late(_node: Node, proxy: FaultyProxy) -> Iterator[None]:
-    """Replies that come when nobody waits for them any more."""
+    """Replies that come when no call waits for them any more."""
     proxy.delay = 20.0
     yield
     proxy.delay = 0.0
@@ -71,7 +71,7 @@ def read_only(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
 
 @contextmanager
 def busy(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
-    """Somebody's script runs for ever."""
+    """A script of another application runs for ever."""
     node.ask("CONFIG", "SET", "lua-time-limit", 10)
 
     def loop() -> None:
@@ -108,7 +108,7 @@ def loading(node: Node, _proxy: FaultyProxy) -> Iterator[None]:
 
 @contextmanager
 def paused(node: Node, _proxy: FaultyProxy | None = None) -> Iterator[None]:
-    """CLIENT PAUSE, as before a planned failover: whoever writes is kept waiting."""
+    """CLIENT PAUSE, as before a planned failover: a client that writes is kept waiting."""
     node.ask("CLIENT", "PAUSE", 60_000, "WRITE")
     yield
     node.ask("CLIENT", "UNPAUSE")
