@@ -77,13 +77,13 @@ class LeaseTable:
                 if left <= lease.refill_below:
                     lease.refill_below = -1
                     self.refill_queue.append(lease)
-                spare = left + lease.free_in_redis
+                used = self.room - left - lease.free_in_redis
                 decision = LimiterDecision()
                 decision.allowed = True
                 decision.degraded = False
                 decision._units = self.units
-                decision._used = self.room - spare
-                decision._reset = self.room - spare if self.period == 0 else window_left(self, lease, now)
+                decision._used = used
+                decision._reset = used if self.period == 0 else window_left(self, lease, now)
                 decision._retry = 0
                 return decision
             if now < lease.deny_until and can_deny(self, lease, cost):
