@@ -39,31 +39,31 @@ def fail(breaker: CircuitBreaker, times: int = 1) -> None:
             print(1 / 0)
 
 
-def test_the_three_states(url: str, name: str, clock: ManualClock) -> None:
+async def test_the_three_states(tools: Tools, url: str, name: str, clock: ManualClock) -> None:
     """By hand, with the defaults of the document: 3 failures, 10 minutes, 3 successes."""
-    breaker = CircuitBreaker(name, store=url, clock=clock)
-    assert breaker.state == "CLOSED"
-    breaker.record_failure()
-    breaker.record_failure()
-    breaker.record_success()
-    breaker.record_failure()
-    breaker.record_failure()
-    assert breaker.state == "CLOSED", "they must be in a row"
-    breaker.record_failure()
-    assert breaker.state == "OPEN"
-    assert not breaker.try_recover()
+    breaker = tools.CircuitBreaker(name, store=url, clock=clock)
+    assert await breaker.state == "CLOSED"
+    await breaker.record_failure()
+    await breaker.record_failure()
+    await breaker.record_success()
+    await breaker.record_failure()
+    await breaker.record_failure()
+    assert await breaker.state == "CLOSED", "they must be in a row"
+    await breaker.record_failure()
+    assert await breaker.state == "OPEN"
+    assert not await breaker.try_recover()
     clock.advance(599.9)
-    assert not breaker.try_recover()
+    assert not await breaker.try_recover()
     clock.advance(0.1)
-    assert breaker.state == "OPEN"
-    assert breaker.try_recover()
-    assert breaker.state == "HALF_OPEN"
-    assert not breaker.try_recover()
-    breaker.record_success()
-    breaker.record_success()
-    assert breaker.state == "HALF_OPEN"
-    breaker.record_success()
-    assert breaker.state == "CLOSED"
+    assert await breaker.state == "OPEN"
+    assert await breaker.try_recover()
+    assert await breaker.state == "HALF_OPEN"
+    assert not await breaker.try_recover()
+    await breaker.record_success()
+    await breaker.record_success()
+    assert await breaker.state == "HALF_OPEN"
+    await breaker.record_success()
+    assert await breaker.state == "CLOSED"
 
 
 def test_with(url: str, name: str, clock: ManualClock) -> None:

@@ -328,18 +328,9 @@ TTL = 6.0
 
 
 @pytest.mark.slow
-def test_renewed_while_held(url: str, name: str) -> None:
+async def test_renewed_while_held(tools: Tools, url: str, name: str) -> None:
     """The lock is renewed before its TTL is over."""
-    with Lock(name, store=url, ttl=TTL) as lock:
-        wait_until(lambda: left(lock) < TTL - 1, "its time goes by")
-        wait_until(lambda: left(lock) > TTL - 1, "it is renewed")
-        assert lock.held and not lock.lost.is_set()
-
-
-@pytest.mark.slow
-async def test_renewed_while_held_async(url: str, name: str) -> None:
-    """The lock of a task is renewed before its TTL is over."""
-    async with AsyncLock(name, store=url, ttl=TTL) as lock:
+    async with tools.Lock(name, store=url, ttl=TTL) as lock:
         await asyncio.to_thread(wait_until, lambda: left(lock) < TTL - 1, "its time goes by")
         await asyncio.to_thread(wait_until, lambda: left(lock) > TTL - 1, "it is renewed")
         assert lock.held and not lock.lost.is_set()

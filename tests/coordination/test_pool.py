@@ -51,26 +51,27 @@ def test_least_recently_used(url: str, name: str, clock: ManualClock) -> None:
     assert [use(pool) for _ in range(3)] == ["a", "m", "z"], "as they came back"
 
 
-def test_with(url: str, name: str) -> None:
+async def test_with(tools: Tools, url: str, name: str) -> None:
     """`with` leases a member, and gives it back."""
-    pool = Pool(name, store=url, lease=30.0)
-    pool.add("ua-1", "ua-2")
-    with pool.acquire(timeout=10.0) as leased, pool.acquire(timeout=10.0) as other:
+    pool = tools.Pool(name, store=url, lease=30.0)
+    await pool.add("ua-1", "ua-2")
+    async with pool.acquire(timeout=10.0) as leased, pool.acquire(timeout=10.0) as other:
         assert {leased.member, other.member} == {"ua-1", "ua-2"}
         with pytest.raises(PoolExhausted) as caught:
-            pool.acquire(timeout=0)
+            await pool.acquire(timeout=0)
         assert caught.value.reasons["leased"] == 2
         assert 0 < (caught.value.retry_after or 0) <= 30.0
         assert "2 leased" in str(caught.value)
-    assert pool.status().ready == 2
-    with pytest.raises(ZeroDivisionError), pool.acquire():
-        print(1 / 0)
-    assert pool.status().ready == 2
+    assert (await pool.status()).ready == 2
+    with pytest.raises(ZeroDivisionError):
+        async with pool.acquire():
+            print(1 / 0)
+    assert (await pool.status()).ready == 2
 
 
-async def test_async(url: str, name: str) -> None:
-    """The same under asyncio."""
-    pool = AsyncPool(name, store=url)
+async def test_release_and_retire(tools: Tools, url: str, name: str) -> None:
+    """A lease can be renewed and released once; retired members come back when they are added."""
+    pool = tools.Pool(name, store=url)
     await pool.add("a", "b")
     async with pool.acquire(timeout=1.0) as leased:
         assert leased.member == "a"
@@ -184,13 +185,13 @@ LEASE = 6.0
 
 
 @pytest.mark.slow
-def test_renewed_in_with(url: str, name: str) -> None:
+async def test_renewed_in_with(tools: Tools, url: str, name: str) -> None:
     """Within `with` the lease is renewed."""
-    pool = Pool(name, store=url, lease=LEASE)
-    pool.add("a")
-    with pool.acquire() as leased:
-        wait_until(lambda: left(pool) < LEASE - 1, "its time goes by")
-        wait_until(lambda: left(pool) > LEASE - 1, "it is renewed")
+    pool, watch = tools.Pool(name, store=url, lease=LEASE), Pool(name, store=url)
+    await pool.add("a")
+    async with pool.acquire() as leased:
+        await asyncio.to_thread(wait_until, lambda: left(watch) < LEASE - 1, "its time goes by")
+        await asyncio.to_thread(wait_until, lambda: left(watch) > LEASE - 1, "it is renewed")
         assert not leased.lost
 
 
@@ -206,17 +207,6 @@ async def test_acquire_makes_a_task(url: str, name: str) -> None:
         await first.release()
     assert second.cancelled()
     assert third.result().member == "a"
-
-
-@pytest.mark.slow
-async def test_renewed_in_with_async(url: str, name: str) -> None:
-    """Within `async with` the lease is renewed."""
-    pool, watch = AsyncPool(name, store=url, lease=LEASE), Pool(name, store=url)
-    await pool.add("a")
-    async with pool.acquire() as leased:
-        await asyncio.to_thread(wait_until, lambda: left(watch) < LEASE - 1, "its time goes by")
-        await asyncio.to_thread(wait_until, lambda: left(watch) > LEASE - 1, "it is renewed")
-        assert not leased.lost
 
 
 def test_dropped_lease(url: str, name: str) -> None:
