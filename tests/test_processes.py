@@ -125,8 +125,8 @@ def test_fork_and_debts() -> None:
     fallback = Fallback("local", Rule("5/day", "token_bucket", "default"), None)
     assert fallback.take("k", 3, OSError("away"), refused=False, unsure=False)
     with fallback._lock:
-        in_child(lambda: fallback.claim("k") == 0)
-    assert fallback.claim("k") == 3
+        in_child(lambda: fallback.take_debt("k") == 0)
+    assert fallback.take_debt("k") == 3
 
 
 @pytest.mark.parametrize("kind", ["memory", "redis"])

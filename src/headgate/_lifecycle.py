@@ -1,4 +1,4 @@
-"""How a process begins and ends: what starts anew in the child of a fork, and what is to be done before an exit."""
+"""What must happen in the child of a fork, before the process exits, and when an event loop ends."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol
 
 
-class Forked(Protocol):
-    """What knows how to start anew: a lock that another thread held has nobody in the child to release it."""
+class ForkAware(Protocol):
+    """An object with a lock or a thread: in the child of a fork the thread that holds the lock does not exist."""
 
     def after_fork(self) -> None: ...
 
 
-_ALL: weakref.WeakSet[Forked] = weakref.WeakSet()
-_BORN = os.getpid()  # where this was imported
-_promised: set[tuple[int, Callable[[], object]]] = set()  # by process
+_FORK_AWARE: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_IMPORTED_IN = os.getpid()
+_registered: set[tuple[int, Callable[[], object]]] = set()  # by process
 
 
-def renew_after_fork(thing: Forked) -> None:
-    """Call *thing*'s `after_fork` in every child, as long as somebody has it."""
-    _ALL.add(thing)
+def renew_after_fork(thing: ForkAware) -> None:
+    """Call `after_fork` of *thing* in every child, as long as *thing* is alive."""
+    _FORK_AWARE.add(thing)
 
 
 def in_each_child(call: Callable[[], object]) -> Callable[[], object]:
-    """Do that in the child of every fork, where there are forks: for what a module has only one of."""
+    """Call *call* in the child of every fork; for the globals of a module. Also a decorator."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
     return call
@@ -35,24 +35,44 @@ def in_each_child(call: Callable[[], object]) -> Callable[[], object]:
 
 @in_each_child
 def _renew_all() -> None:
-    for thing in list(_ALL):
+    for thing in list(_FORK_AWARE):
         thing.after_fork()
 
 
-def before_exit(farewell: Callable[[], object]) -> Callable[[], None]:
-    """Call *farewell* when the process ends. What is returned is to be called where there may be something to do then.
+def before_exit(finish: Callable[[], object]) -> Callable[[], None]:
+    """Call *finish* when the process exits. Returns a function to call whenever there may be something to finish.
 
-    A child of `multiprocessing` ends without what was registered for the end of a process: it has its own way, which
-    forgets at its start whatever it was told in the parent.
+    The function is for the children of `multiprocessing`, which do not run `atexit` handlers: it registers *finish* in
+    the child itself, because `multiprocessing` forgets at the start of a child what its parent registered.
     """
-    atexit.register(farewell)
+    atexit.register(finish)
 
-    def promise() -> None:
+    def register() -> None:
         mp = sys.modules.get("multiprocessing")
         util = sys.modules.get("multiprocessing.util")
         own = os.getpid()
-        if mp and util and (own != _BORN or mp.parent_process()) and (own, farewell) not in _promised:
-            _promised.add((own, farewell))
-            util.Finalize(None, farewell, exitpriority=0)
+        if mp and util and (own != _IMPORTED_IN or mp.parent_process()) and (own, finish) not in _registered:
+            _registered.add((own, finish))
+            util.Finalize(None, finish, exitpriority=0)
 
-    return promise
+    return register
+
+
+def at_loop_end(finish: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
+    """Await ``finish()`` when the running event loop ends, or when the returned generator is closed or collected.
+
+    An event loop that ends closes the asynchronous generators that were begun in it, and nothing else: so this is one.
+    """
+    end = _finish_when_closed(finish)
+    try:
+        end.asend(None).send(None)  # to its yield
+    except StopIteration:
+        pass
+    return end
+
+
+async def _finish_when_closed(finish: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await finish()

@@ -1,4 +1,4 @@
-"""Hints to the compiler that mean nothing to plain Python, so that the library needs nothing to run but Python."""
+"""What compiled modules need of mypyc, in a form that plain Python runs too, so that nothing but Python is required."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ else:
 
     def mypyc_attr(**_: Any) -> Callable[[T], T]:
         return lambda cls: cls
+
+
+def set_doc(cls: type, text: str) -> None:
+    """Give *cls* a docstring if it has none: mypyc drops those of classes, and `help` would show nothing."""
+    if not cls.__doc__:
+        cls.__doc__ = text

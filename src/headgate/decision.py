@@ -1,4 +1,4 @@
-"""The answer to one check, and the call that asks for it.
+"""The answer to one check.
 
 A limiter decides in whole numbers of its own units and a `Decision` keeps them: permits and seconds are worked out
 when a caller reads them. Most callers only ask whether they may go on, and that answer must cost nothing more.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Final, Generic, Never, TypeVar
+from typing import Final, Never
 
-from headgate._mypyc import mypyc_attr
-
-Key = TypeVar("Key")
-Permits = TypeVar("Permits")
+from headgate._mypyc import mypyc_attr, set_doc
 
 
 class Units:
@@ -121,6 +118,13 @@ class Decision:
         return decision, self._values()
 
 
+set_doc(
+    Decision,
+    "What the limiter said about one call; true when it may go on. Has allowed, limit, remaining, reset_after and\n"
+    "retry_after (seconds), degraded. For a test: Decision(allowed=False, limit=5, retry_after=2.0).",
+)
+
+
 @mypyc_attr(free_list_len=1)
 class LimiterDecision(Decision):
     """A decision that a limiter makes: it is created empty, and the limiter sets every field."""
@@ -152,19 +156,3 @@ def decision(
 ) -> Decision:
     """Make a decision from plain permits and microseconds."""
     return decision_in(Units(limit, 1, 1), allowed, limit - remaining, reset_us, retry_us, degraded)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class TryAcquire(Generic[Key, Permits]):
-    """`Limiter.try_acquire`. It stands here to be compiled: as plain Python it would add a fifth to a decision.
-
-    The arguments are type variables because the compiler would convert a `str` and an `int` before they are checked.
-    """
-
-    _call: Any  # the backend's `try_acquire`: to look it up in each call would cost twice as much
-
-    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
-        """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
-        call = self._call
-        made: Decision = call(key, permits)
-        return made

@@ -1,10 +1,10 @@
-"""What to answer when the store cannot: a policy, chosen once, so that no caller needs an except clause.
+"""What to answer when the store cannot: a policy, chosen once, so that callers need no except clause.
 
-allow   everybody goes on (the default: a limiter that is down should not take the service with it)
-deny    nobody does
+allow   every call is granted (the default: a limiter that is down should not take the service with it)
+deny    every call is denied
 local   a limiter of the same rule in this process decides. It starts from what the store last said about the key, and
-        what it grants is charged to the store when that is back: an outage is not worth a second quota
-raise   `StoreUnavailable`, for those who want to decide themselves
+        its grants are charged to the store when that is back, so that an outage does not give a key a second quota
+raise   `StoreUnavailable`, for callers that decide themselves
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ logger = logging.getLogger("headgate")
 
 _RETRY_US = 1_000_000
 LOG_EVERY = 60.0  # seconds
-MAX_OWED = 100_000  # keys whose debts are remembered through an outage
+MAX_DEBTS = 100_000  # keys whose debts are kept during an outage
 
 
 class Fallback:
     """One limiter's policy. Thread-safe.
 
-    A store that is silent is the business of its breaker, which logs when it is lost and when it is back. One that
-    answers with an error (out of memory, read-only, no permission) is logged here, once until it decides again, and at
-    most once a minute: a single key can be at fault.
+    The store's circuit breaker logs when the store stops answering and when it is back. A store that answers with an
+    error (out of memory, read-only, no permission) is logged here, once until it decides again, and at most once a
+    minute: the error may concern a single key.
     """
 
     def __init__(self, policy: str, rule: Rule, clock: Clock | None) -> None:
         self.policy = check_policy(policy)
         self.rule = rule
-        self.answers = 0  # given in place of the store, ever
-        self.refused_at = 0.0  # monotonic; 0: it decides
+        self.answers = 0  # how many this policy has given
+        self.refused_at = 0.0  # monotonic; 0: the store decides
         self._logged_at = -math.inf
         self.local = MemoryStore(clock=clock).open(rule) if policy == "local" else None
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Owe nothing: what a parent granted the parent pays."""
-        self.owed: dict[str, int] = {}  # permits granted in place of the store, by key
+        """Start without debts: the parent charges what it has granted."""
+        self.debts: dict[str, int] = {}  # permits granted in place of the store, by key
         self._lock = threading.Lock()
 
-    def follow(self, key: str, decision: Decision) -> None:
-        """Let the local limiter know what the store said, so that it is no more generous when it has to answer."""
+    def follow_store(self, key: str, decision: Decision) -> None:
+        """Spend from the local limiter until it is no more generous than *decision*, which the store made."""
         if self.local:
             ahead = self.local.peek(key, 0).remaining - decision.remaining
             if ahead > 0:
@@ -60,59 +60,59 @@ class Fallback:
 
     def take(self, key: str, permits: int, error: Exception, *, refused: bool, unsure: bool) -> Decision:
         """Answer a check that the store did not. *refused*: it answered with an error. *unsure*: it may have spent."""
-        self.note(error, refused=refused)
+        self.record_failure(error, refused=refused)
         if self.local is None:
-            return self._blind(permits)
+            return self._fixed_answer(permits)
         made = self.local.try_acquire(key, permits)
-        if made.allowed and not unsure:  # else it may be spent there already, and would be a second time
-            self.owe(key, permits)
+        if made.allowed and not unsure:  # the store may have spent them already, and a debt would charge them twice
+            self.record_debt(key, permits)
         return _degraded(made)
 
     def peek(self, key: str, permits: int, error: Exception, *, refused: bool) -> Decision:
-        self.note(error, refused=refused)
+        self.record_failure(error, refused=refused)
         if self.local:
             return _degraded(self.local.peek(key, permits))
-        return self._blind(permits)
+        return self._fixed_answer(permits)
 
-    def owe(self, key: str, permits: int) -> None:
-        """Remember to charge the store for *permits*."""
+    def record_debt(self, key: str, permits: int) -> None:
+        """Remember to charge *permits* to the store."""
         with self._lock:
-            if key in self.owed or len(self.owed) < MAX_OWED:
-                self.owed[key] = self.owed.get(key, 0) + permits
+            if key in self.debts or len(self.debts) < MAX_DEBTS:
+                self.debts[key] = self.debts.get(key, 0) + permits
 
-    def claim(self, key: str) -> int:
-        """What the store is to be charged for *key* now, by the caller and nobody else. Debts age as limits do."""
+    def take_debt(self, key: str) -> int:
+        """Remove the debt of *key* and return what the caller must charge to the store: permits refill meanwhile."""
         with self._lock:
-            owed = self.owed.pop(key, 0)
-        if not owed or self.local is None:
-            return owed
-        return min(owed, self.rule.capacity - self.local.peek(key, 0).remaining)
+            debt = self.debts.pop(key, 0)
+        if not debt or self.local is None:
+            return debt
+        return min(debt, self.rule.capacity - self.local.peek(key, 0).remaining)
 
-    def forgive(self, key: str, permits: int) -> int:
-        """*permits* are given back: first those that are owed. Returns how many are left for the store."""
+    def refund(self, key: str, permits: int) -> int:
+        """Give *permits* back, first those of the debt. Returns how many are left for the store to give back."""
         if self.local is None:
             return permits
         self.local.refund(key, permits)
         with self._lock:
-            owed = self.owed.pop(key, 0)
-            if owed > permits:
-                self.owed[key] = owed - permits
-        return max(permits - owed, 0)
+            debt = self.debts.pop(key, 0)
+            if debt > permits:
+                self.debts[key] = debt - permits
+        return max(permits - debt, 0)
 
-    def forget(self, key: str) -> None:
-        """*key* is to be as if never seen."""
+    def reset(self, key: str) -> None:
+        """Forget *key*, as if never seen."""
         if self.local:
             self.local.reset(key)
         with self._lock:
-            self.owed.pop(key, None)
+            self.debts.pop(key, None)
 
-    def accepted(self) -> None:
-        """The store decides again."""
+    def record_success(self) -> None:
+        """Log that the store decides again, if the log has said that it does not."""
         refused_at, self.refused_at = self.refused_at, 0.0
         if refused_at and self._logged_at >= refused_at:
             logger.warning("the store of limiter %r decides again", self.rule.name)
 
-    def note(self, error: Exception, *, refused: bool) -> None:
+    def record_failure(self, error: Exception, *, refused: bool) -> None:
         """Count an answer that the store did not give; raise if that is the policy."""
         self.answers += 1
         if self.policy == "raise":
@@ -129,7 +129,7 @@ class Fallback:
                 self.policy,
             )
 
-    def _blind(self, permits: int) -> Decision:
+    def _fixed_answer(self, permits: int) -> Decision:
         limit = self.rule.capacity
         if self.policy == "deny":
             return decision(False, limit, 0, _RETRY_US, _RETRY_US, degraded=True)

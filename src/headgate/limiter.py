@@ -19,12 +19,13 @@ from typing import Any, Self, Unpack
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
 from headgate.clock import Clock
-from headgate.decision import Decision, TryAcquire
+from headgate.decision import Decision
 from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
 from headgate.keys import check_key
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permits, check_policy
 from headgate.stores.base import AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
+from headgate.stores.memory import KeyTable, TryAcquire
 from headgate.stores.thread_pool import ThreadPoolStore
 
 LONGEST_WAIT = 1e9  # seconds, about 30 years, which every clock can count
@@ -109,6 +110,7 @@ class Limiter(TryAcquire[str, int], _OnStore):
 
     def _use(self, backend: Backend) -> None:
         self._backend = backend
+        self._table = backend if isinstance(backend, KeyTable) else None
         self._call = backend.try_acquire
 
     def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import (
+    bucket,
     fixed_window,
     gcra,
     leaky_bucket,
@@ -29,10 +30,10 @@ class AlgorithmSpec(NamedTuple):
 
 
 ALGORITHMS: dict[AlgorithmName, AlgorithmSpec] = {
-    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, token_bucket.LUA),
-    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, leaky_bucket.LUA),
+    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, bucket.LUA + token_bucket.LUA),
+    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, bucket.LUA + leaky_bucket.LUA),
     "fixed_window": AlgorithmSpec(fixed_window.FixedWindow, fixed_window.LUA),
     "sliding_window": AlgorithmSpec(sliding_window.SlidingWindow, sliding_window.LUA),
     "sliding_window_counter": AlgorithmSpec(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
-    "gcra": AlgorithmSpec(gcra.GCRA, gcra.LUA),
+    "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA),
 }

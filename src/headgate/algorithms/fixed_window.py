@@ -22,6 +22,14 @@ def without_burst(quota: Quota, algorithm: str) -> Quota:
     return quota
 
 
+# the Lua twin of `lua_arguments`, here and in the sliding window
+QUOTA_LUA = """
+local function quota(a)
+  return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
+end
+"""
+
+
 def window_ttl(period_us: int) -> int:
     """Seconds to keep a window of that length: all of it and one more."""
     return -(-period_us // 1_000_000) + 1
@@ -73,11 +81,9 @@ class FixedWindow(Algorithm[int]):
         return (self.limit, self.period, window_ttl(self.period))
 
 
-LUA = """
-local function quota(a)
-  return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
-end
-
+LUA = (
+    QUOTA_LUA
+    + """
 -- the client names the key of the window that its own clock is in, so that a Cluster that moves the slot looks for the
 -- right one; what counts is the window that the server's clock is in
 local function where(key, q, now)
@@ -100,3 +106,4 @@ local function consume(key, count, q, now, permits)
   redis.call('SET', key, math.max(count + permits, 0), 'EX', q.ttl)
 end
 """
+)

@@ -14,9 +14,7 @@ class GCRA(bucket.Bucket):
     __slots__ = ()
 
 
-LUA = (
-    bucket.LUA
-    + """
+LUA = """-- the debt, from the time at which the bucket is full again
 local function load(key, q, now)
   local kept = redis.call('GET', key)
   if not kept then return 0 end
@@ -32,4 +30,3 @@ local function consume(key, debt, q, now, permits)
   redis.call('SET', key, paid_at, 'EX', q.ttl)
 end
 """
-)

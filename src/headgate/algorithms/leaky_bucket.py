@@ -14,9 +14,7 @@ class LeakyBucket(bucket.Bucket):
     __slots__ = ()
 
 
-LUA = (
-    bucket.LUA
-    + """
+LUA = """-- the debt: what has not run out yet of the level at the last leak
 local function load(key, q, now)
   local kept = redis.call('HMGET', key, 'level', 'last_leak')
   if not kept[1] then return 0 end
@@ -30,4 +28,3 @@ local function consume(key, debt, q, now, permits)
   redis.call('EXPIRE', key, q.ttl)
 end
 """
-)

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 
 from headgate.algorithms.algorithm import Algorithm
-from headgate.algorithms.fixed_window import window_ttl, without_burst
+from headgate.algorithms.fixed_window import QUOTA_LUA, window_ttl, without_burst
 from headgate.decision import Decision, decision_in
 from headgate.quota import Quota
 
@@ -92,11 +92,9 @@ class SlidingWindow(Algorithm[Log]):
         return (self.limit, self.period, window_ttl(self.period))
 
 
-LUA = """
-local function quota(a)
-  return {limit = tonumber(ARGV[a]), period = tonumber(ARGV[a + 1]), ttl = ARGV[a + 2]}, a + 3
-end
-
+LUA = (
+    QUOTA_LUA
+    + """
 local function entry(found)
   local total, permits = string.match(found[1], '^(%d+):(%d+)$')
   return {time = tonumber(found[2]), total = tonumber(total), permits = tonumber(permits)}
@@ -189,3 +187,4 @@ local function consume(key, state, q, now, permits)
   redis.call('EXPIRE', key, q.ttl)
 end
 """
+)

@@ -15,9 +15,7 @@ class TokenBucket(bucket.Bucket):
     __slots__ = ()
 
 
-LUA = (
-    bucket.LUA
-    + """
+LUA = """-- the debt: the tokens that are missing, less what has been refilled since
 local function load(key, q, now)
   local kept = redis.call('HMGET', key, 'tokens', 'last_refill', 'part')
   if not kept[1] then return 0 end
@@ -38,4 +36,3 @@ local function consume(key, debt, q, now, permits)
   redis.call('EXPIRE', key, q.ttl)
 end
 """
-)

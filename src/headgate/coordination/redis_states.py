@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
-from headgate._lifecycle import renew_after_fork
+from headgate._lifecycle import at_loop_end, renew_after_fork
 from headgate.coordination.backend import POLL
 from headgate.coordination.states.machine import LUA_PRELUDE, Operation, Reply, StateMachine
 from headgate.errors import StoreUnavailable
@@ -57,7 +57,7 @@ class RedisStates:
     async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
         script, call = self._call(machine, name, operation)
         if (loop := asyncio.get_running_loop()) not in self._guards:
-            await self._guard(loop)
+            self._guard(loop)
         try:
             reply = await self._store.async_executor().execute(script, call)
         except (RedisError, OSError) as error:
@@ -88,21 +88,14 @@ class RedisStates:
         now = self._store.clock.now() if self._store.clock else ""
         return script, script.call(_keys(machine, name), operation.name, now, *operation.arguments)
 
-    async def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections of *loop* when it ends, and no others: the store may have been handed in.
 
         By itself a store closes idle connections only, and an operation may still be giving something back on another.
         """
         for closed in [other for other in self._guards if other.is_closed()]:
             del self._guards[closed]
-        guard = self._guards[loop] = self._close_with_loop()
-        await anext(guard)  # an event loop that ends closes the generators that were begun in it
-
-    async def _close_with_loop(self) -> AsyncGenerator[None]:
-        try:
-            yield
-        finally:
-            await self._store.close_loop()
+        self._guards[loop] = at_loop_end(self._store.close_loop)
 
 
 @lru_cache(1000)

@@ -11,12 +11,12 @@ import asyncio
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import clock_gettime_ns, monotonic, monotonic_ns
 
-from headgate._lifecycle import before_exit, renew_after_fork
+from headgate._lifecycle import at_loop_end, before_exit, renew_after_fork
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import SYSTEM_CLOCK, Clock
@@ -240,9 +240,7 @@ class LoopLeaseManager(StoreLeaseManager):
         self.wake = asyncio.Event()
         self._called = False  # `wake` alone does not tell: it is also set at the end of a pause
         self._task: asyncio.Task[None] | None = None
-        self._end = _release_at_end_of_loop(weakref.ref(self))
-        with suppress(StopIteration):
-            self._end.asend(None).send(None)  # to its yield: a loop that ends closes the generators that have begun
+        self._end = at_loop_end(partial(_release_in_ending_loop, weakref.ref(self)))
         _LOOPS.add(self)
 
     def wake_driver(self) -> None:
@@ -311,14 +309,11 @@ def suspended_time() -> int:
     return clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns() if CLOCK_BOOTTIME else 0
 
 
-async def _release_at_end_of_loop(manager: weakref.ref[LoopLeaseManager]) -> AsyncGenerator[None, None]:
+async def _release_in_ending_loop(manager: weakref.ref[LoopLeaseManager]) -> None:
     """Give back what is held when the event loop ends without a call of `aclose`."""
-    try:
-        yield
-    finally:
-        alive = manager()
-        if alive is not None:
-            await alive.release_in_ending_loop(monotonic() + RELEASE_TIMEOUT)
+    alive = manager()
+    if alive is not None:
+        await alive.release_in_ending_loop(monotonic() + RELEASE_TIMEOUT)
 
 
 def _release_everything() -> None:

@@ -6,6 +6,7 @@ Each server has a `BatchSender` of its own, so batches to several servers of a C
 from __future__ import annotations
 
 import asyncio
+import functools
 import weakref
 from collections.abc import AsyncGenerator, Coroutine
 from time import monotonic
@@ -13,6 +14,7 @@ from typing import Any
 
 import redis.asyncio
 
+from headgate._lifecycle import at_loop_end
 from headgate._plan import arun
 from headgate.redis.batching import BatchSender, ServerTimeout
 from headgate.redis.breaker import PROBE_TIMEOUT, Breaker
@@ -37,15 +39,11 @@ class AsyncExecutor(Executor):
             super().__init__(None, display_name, timeout or source.connection_kwargs.get("socket_timeout") or 1.0)
         self._servers: dict[Address, BatchSender] = {}
         self._probes: set[asyncio.Task[None]] = set()
-        self._loop_end: AsyncGenerator[None, None] | None = None
+        self._loop_end: AsyncGenerator[None] | None = None
 
     def close_with_loop(self) -> None:
         """Close the connections at the end of the event loop, or of this executor: not every caller uses `aclose`."""
-        self._loop_end = _close_at_loop_end(self._servers)
-        try:
-            self._loop_end.asend(None).send(None)  # to its yield: an event loop closes only generators that have begun
-        except StopIteration:
-            pass
+        self._loop_end = at_loop_end(functools.partial(_close_idle, self._servers))
 
     async def execute(self, script: Script, call: LimiterCall | ScriptCall, limit: float | None = None) -> Any:
         """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
@@ -114,13 +112,9 @@ class AsyncExecutor(Executor):
             await spare.aclose()
 
 
-async def _close_at_loop_end(servers: dict[Address, BatchSender]) -> AsyncGenerator[None, None]:
-    """A generator, because that is what an event loop closes when it ends, and what is closed when it is collected."""
-    try:
-        yield
-    finally:
-        for sender in list(servers.values()):
-            await sender.close_idle()
+async def _close_idle(servers: dict[Address, BatchSender]) -> None:
+    for sender in list(servers.values()):
+        await sender.close_idle()
 
 
 async def _probe_in_task(executor: weakref.ref[AsyncExecutor], breaker: Breaker, slot: int) -> None:

@@ -51,16 +51,16 @@ class RuleOnRedis:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
         fallback, limit = self.fallback, self._limit
         try:
-            if fallback.owed and (debt := fallback.claim(key)):
+            if fallback.debts and (debt := fallback.take_debt(key)):
                 limit = yield from self._charge(executor, key, debt)
             reply = yield from executor.plan(self.script, LimiterCall("take", key, permits), limit)
         except _FAILURES as error:
             return fallback.take(key, permits, error, refused=_refused(error), unsure=_may_have_run(error))
         if fallback.refused_at:
-            fallback.accepted()
+            fallback.record_success()
         decision = self.script.decision(reply)
         if fallback.local:
-            fallback.follow(key, decision)
+            fallback.follow_store(key, decision)
         return decision
 
     def _charge(self, executor: Executor, key: str, debt: int) -> Generator[Request, Any, float]:
@@ -69,7 +69,7 @@ class RuleOnRedis:
         try:
             yield from executor.plan(self.script, LimiterCall("charge", key, debt), self._limit)
         except Unreached:
-            self.fallback.owe(key, debt)  # it was not sent
+            self.fallback.record_debt(key, debt)  # it was not sent
             raise
         return max((self._limit or executor.timeout) - (monotonic() - begun), 0.001)
 
@@ -80,28 +80,28 @@ class RuleOnRedis:
         except _FAILURES as error:
             return self.fallback.peek(key, permits, error, refused=_refused(error))
         if self.fallback.refused_at:
-            self.fallback.accepted()
+            self.fallback.record_success()
         return self.script.decision(reply)
 
     def _refund(self, executor: Executor, key: str, permits: int) -> Generator[Request, Any, bool]:
         key, permits = check_key(key), check_permits(permits)
-        left = self.fallback.forgive(key, permits)
+        left = self.fallback.refund(key, permits)
         try:
             while left:
                 reply = yield from executor.plan(self.script, LimiterCall("refund", key, left), self._limit)
                 left = unrefunded(reply)
         except _FAILURES as error:
-            self.fallback.note(error, refused=_refused(error))
+            self.fallback.record_failure(error, refused=_refused(error))
             return False
         return True
 
     def _reset(self, executor: Executor, key: str) -> Generator[Request, Any, bool]:
         key = check_key(key)
-        self.fallback.forget(key)
+        self.fallback.reset(key)
         try:
             yield from executor.plan(self.script, LimiterCall("reset", key, 1), self._limit)
         except _FAILURES as error:
-            self.fallback.note(error, refused=_refused(error))
+            self.fallback.record_failure(error, refused=_refused(error))
             return False
         return True
 

@@ -1,9 +1,9 @@
 """Limits kept in this process: a dict of states, bounded, thread-safe, without a background thread.
 
-Each call that comes by sweeps a few states that have expired. When the store is full of states that have not, a
-new key takes the place of the one that has spent least among a few that are looked at; a key that is at its limit
-is never given up, so a flood of new keys cannot set anybody free. If all that are looked at are at their limit, the
-new key is refused until the first of them expires.
+Calls sweep out a few expired states as they go. When the store is full of states that have not expired, a new key
+replaces the one that has spent least among a few; a key at its limit is never replaced, so a flood of new keys cannot
+free a key that is being limited. If all of those few are at their limit, the new key is denied until the first of them
+expires.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from headgate._lifecycle import renew_after_fork
-from headgate._mypyc import mypyc_attr
+from headgate._mypyc import mypyc_attr, set_doc
 from headgate.algorithms.algorithm import Algorithm, multiply
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH, SYSTEM_CLOCK, Clock
@@ -28,31 +28,34 @@ from headgate.stores.base import NO_PICKLE, Health, StateBackend, StoreHealth
 logger = logging.getLogger("headgate")
 
 # Compiled, the steps from look-up to saved state run no Python code and allocate nothing that could start a garbage
-# collection, so nobody can come between them while there is an interpreter lock. Plain Python needs one of its own.
+# collection, so no other thread runs between them while there is an interpreter lock. Plain Python needs a lock.
 LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True)()
 
-ONE: Final[object] = 1  # by identity: quicker than to compare, and True is another object
+ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
 
-_SWEEP_EVERY: Final = 1000  # microseconds between sweeps that a call makes on its way
+Key = TypeVar("Key")
+Permits = TypeVar("Permits")
+
+_SWEEP_EVERY: Final = 1000  # microseconds between two sweeps
 _SWEEP_KEYS: Final = 8
-_CANDIDATES: Final = 8  # states looked at to make room when full
+_CANDIDATES: Final = 8  # how many states are compared to find one to replace
 
 
 @mypyc_attr(native_class=False)
 class MemoryStore:
     """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
 
-    # Any, because compiled code would turn True into 1, and a text into an error of its own, before the check
+    # Any: compiled code would turn True into 1, and a text into another error, before the check
     def __init__(self, *, max_keys: Any = 1_000_000, clock: Clock | None = None) -> None:
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
         self.clock = clock
         self.attachments: dict[str, Any] = {}  # what coordination keeps with the store
-        # Owned by a thread: an exception out of a signal handler, wherever it comes, never leaves it held; and a
-        # handler that asks the limiter itself gets an answer.
+        # Reentrant: an exception that a signal handler raises, at whatever line, never leaves it held; and a handler
+        # may itself call the limiter.
         self.lock = threading.RLock()
-        self.tables: dict[object, Table] = {}
+        self.tables: dict[object, KeyTable] = {}
         renew_after_fork(self)
 
     @classmethod
@@ -63,33 +66,33 @@ class MemoryStore:
         return cls(max_keys=options.get("max_keys", 1_000_000), clock=clock)
 
     def after_fork(self) -> None:
-        """A thread that held the lock is not in the child: start with a new one."""
+        """Start with a new lock: a thread that held the old one does not exist in the child."""
         self.lock = threading.RLock()
         for table in self.tables.values():
-            table.renew(self.lock)
+            table.lock = self.lock
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NO_PICKLE)
 
     def __len__(self) -> int:
-        """How many keys are kept now, expired ones that were not swept yet included."""
+        """How many keys are kept now, including expired ones that were not swept yet."""
         return sum([len(table.states) for table in self.tables.values()])
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_keys={self.max_keys})"
 
-    def open(self, rule: Rule, on_store_error: Any = "allow") -> Table:
-        """The states of one limiter; limiters of the same rule share them. Memory has no errors to answer for."""
+    def open(self, rule: Rule, on_store_error: Any = "allow") -> KeyTable:
+        """The states of one limiter; limiters of the same rule share them. *on_store_error* is never needed here."""
         check_policy(on_store_error)
         with self.lock:
             if rule.label not in self.tables:
-                law = rule.algorithm
-                self.tables[rule.label] = BucketTable(self, law) if isinstance(law, Bucket) else Table(self, law)
+                made = rule.algorithm
+                self.tables[rule.label] = BucketTable(self, made) if isinstance(made, Bucket) else KeyTable(self, made)
             return self.tables[rule.label]
 
-    def open_async(self, rule: Rule, on_store_error: Any = "allow") -> AsyncTable:
-        """The same for asyncio; shared with what `open` gives."""
-        return AsyncTable(self.open(rule, on_store_error))
+    def open_async(self, rule: Rule, on_store_error: Any = "allow") -> AsyncKeyTable:
+        """The same for asyncio; the states are shared with those of `open`."""
+        return AsyncKeyTable(self.open(rule, on_store_error))
 
     def states(self) -> StateBackend:
         """What keeps the states of locks, pools, queues and breakers in memory."""
@@ -98,33 +101,31 @@ class MemoryStore:
         return MemoryStates(self.clock or SYSTEM_CLOCK)
 
     def health(self) -> Health:
-        """As long as there is a process, it is well."""
+        """Always healthy: it needs nothing but this process."""
         return Health(True, role="memory")
 
     async def ahealth(self) -> Health:
         return self.health()
 
     def close(self) -> None:
-        """Nothing to let go of; here because every store has it."""
+        """Do nothing: there are no connections to close."""
 
     async def aclose(self) -> None:
-        """Nothing to let go of; here because every store has it."""
+        """Do nothing: there are no connections to close."""
 
 
-if COMPILED:  # the compiler keeps no docstrings of classes
-    _SAYS = "States of any number of limiters, max_keys in all. Give one to several to share the bound."
-    setattr(MemoryStore, "__doc__", _SAYS)  # noqa: B010
+set_doc(MemoryStore, "States of any number of limiters, max_keys in all. Give one to several to share the bound.")
 
 
-def exact(key: Any) -> str:
-    """*key* as it is, or checked: a subclass of str could hash and compare as it likes."""
+def plain_str(key: Any) -> str:
+    """*key* if it is exactly a str; else checked and converted: a subclass could hash and compare as it likes."""
     return key if type(key) is str else check_key(key)
 
 
-class Table:
-    """One limiter's states, by key, and everything that can be asked of them.
+class KeyTable:
+    """The backend of one rule: its states, by key.
 
-    Arguments are Any: what callers give is checked here, and compiled code would turn True into 1 before that.
+    Arguments are Any: they are checked here, and compiled code would turn True into 1 before that.
     """
 
     in_process: bool = True
@@ -135,31 +136,26 @@ class Table:
         self.clock: Clock = store.clock or SYSTEM_CLOCK
         self.read_clock: Callable[[], int] = monotonic_ns if store.clock is None else _nanoseconds(store.clock)
         self.epoch = EPOCH if store.clock is None else 0
-        self.renew(store.lock)
+        self.lock: Any = store.lock
         self.states: dict[Any, Any] = {}
-        self.order: list[str] = []  # every key once, to walk over in small steps
+        self.order: list[str] = []  # every key once: sweeps go through it in small steps
         self.cursor = 0
         self.sweep_at = 0
         self.full_logged = False
-
-    def renew(self, lock: Any) -> None:
-        self.lock = lock
-        self.acquire_lock = lock.acquire
-        self.release_lock = lock.release
 
     def now(self) -> int:
         return self.read_clock() // 1000 + self.epoch
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         count = 1 if permits is ONE else check_permits(permits, self.algorithm.limit)
-        key = exact(key)
+        key = plain_str(key)
         with self.lock:
-            now = self.read_clock() // 1000 + self.epoch
+            now = self.now()
             if now >= self.sweep_at:
                 self.sweep(now)
-            state = self.known(key)
+            state = self.states.get(key)
             if state is None:
-                return self.first(key, now, count)
+                return self.admit_new_key(key, now, count)
             decision = self.algorithm.evaluate(state, now, count)
             if decision.allowed:
                 self.states[key] = self.algorithm.consume(state, now, count)
@@ -167,12 +163,10 @@ class Table:
 
     def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
-        key = exact(key)
+        key = plain_str(key)
         with self.lock:
-            now = self.now()
-            state = self.known(key)
+            now, state = self.now(), self.get(key)
             if state is None:
-                check_key(key)
                 if not self.has_room(now):
                     return self.refuse(now, count)
                 state = self.algorithm.initial()
@@ -180,50 +174,48 @@ class Table:
 
     def refund(self, key: Any, permits: Any = 1) -> bool:
         count = check_permits(permits)
-        key = exact(key)
+        key = plain_str(key)
         with self.lock:
-            now = self.now()
-            state = self.known(key)
-            if state is None:
-                check_key(key)
-            else:
-                self.states[key] = self.algorithm.consume(state, now, -count)
+            state = self.get(key)
+            if state is not None:
+                self.states[key] = self.algorithm.consume(state, self.now(), -count)
         return True
 
     def reset(self, key: Any) -> bool:
-        key = exact(key)
+        key = plain_str(key)
         with self.lock:
-            if self.known(key) is None:
-                check_key(key)
-            else:
-                self.states[key] = self.algorithm.initial()  # idle now, so a sweep takes it out
+            if self.get(key) is not None:
+                self.states[key] = self.algorithm.initial()  # expired, so a sweep will drop it
         return True
 
     def store_health(self) -> StoreHealth:
-        return StoreHealth("closed")  # nothing that could be down
+        return StoreHealth("closed")  # memory is never down
 
-    def with_timeout(self, seconds: float) -> Table:
+    def with_timeout(self, seconds: float) -> KeyTable:
         return self
 
-    def known(self, key: str) -> Any:
-        """The state of *key*; None for one never seen."""
-        return self.states.get(key)
+    def get(self, key: str) -> Any:
+        """The state of *key*; None for a new key, which is checked first."""
+        state = self.states.get(key)
+        if state is None:
+            check_key(key)
+        return state
 
-    def first(self, key: Any, now: int, permits: int) -> Decision:
-        """Decide for a key never seen: nothing stands against it but a full store."""
+    def admit_new_key(self, key: Any, now: int, permits: int) -> Decision:
+        """Decide for a key without a state: only a full store can deny it."""
         key = check_key(key)
         self.sweep(now)
         if len(self.store) >= self.store.max_keys and not self.make_room(now):
             return self.refuse(now, permits)
-        fresh = self.algorithm.initial()
-        if key in self.states:  # somebody else was first while the lines above ran
+        initial = self.algorithm.initial()
+        if key in self.states:  # another thread came first while the lines above ran
             return self.try_acquire(key, permits)
-        self.states[key] = self.algorithm.consume(fresh, now, permits)
+        self.states[key] = self.algorithm.consume(initial, now, permits)
         self.order.append(key)
         return self.algorithm.evaluate(self.algorithm.initial(), now, permits)
 
     def sweep(self, now: int) -> None:
-        """Drop those of the next few states that are as good as never seen."""
+        """Drop the expired ones of the next few states."""
         self.sweep_at = now + _SWEEP_EVERY
         for _ in range(min(_SWEEP_KEYS, len(self.order))):
             if self.cursor >= len(self.order):
@@ -240,7 +232,7 @@ class Table:
         del self.states[key]
 
     def make_room(self, now: int) -> bool:
-        """Give up the state that has spent least of a few, never one at its limit. From the largest table."""
+        """Drop the state of the largest table that has spent least among a few, but none at its limit."""
         table = self.largest()
         best = table.least_spent(now)
         if best >= 0:
@@ -248,7 +240,7 @@ class Table:
         return best >= 0
 
     def has_room(self, now: int) -> bool:
-        """Whether `try_acquire` would find room for a newcomer: what it would sweep goes, all else stays as it is."""
+        """Whether `try_acquire` would find room for a new key. Drops what it would sweep, and changes nothing else."""
         if len(self.store) < self.store.max_keys:
             return True
         cursor, sweep_at = self.cursor, self.sweep_at
@@ -256,14 +248,14 @@ class Table:
             self.sweep(now)
         self.sweep(now)
         table = self.largest()
-        found, place = len(self.store) < self.store.max_keys, table.cursor
+        found, before = len(self.store) < self.store.max_keys, table.cursor
         if not found:
             found = table.least_spent(now) >= 0
-            table.cursor = place
-        self.cursor, self.sweep_at = cursor, sweep_at  # the call that comes next looks at the same states
+            table.cursor = before
+        self.cursor, self.sweep_at = cursor, sweep_at  # the next call starts at the same states
         return found
 
-    def largest(self) -> Table:
+    def largest(self) -> KeyTable:
         table = self
         for other in self.store.tables.values():
             if len(other.order) > len(table.order):
@@ -271,21 +263,21 @@ class Table:
         return table
 
     def least_spent(self, now: int) -> int:
-        """The position of the state that has spent least of the next few; -1 if all are at their limit."""
+        """The position of the state that has spent least among the next few; -1 if all are at their limit."""
         best, most = -1, 0
         for _ in range(min(_CANDIDATES, len(self.order))):
             self.cursor = (self.cursor + 1) % len(self.order)
-            left = self.algorithm.remaining(self.states[self.order[self.cursor]], now)
-            if left > most:
-                best, most = self.cursor, left
+            remaining = self.algorithm.remaining(self.states[self.order[self.cursor]], now)
+            if remaining > most:
+                best, most = self.cursor, remaining
         return best
 
     def refuse(self, now: int, permits: int) -> Decision:
-        """The answer to a newcomer when there is no room: to come back when the first state expires."""
+        """The answer to a new key when there is no room: it may try again when the first state expires."""
         if not self.full_logged:
             self.full_logged = True
             logger.warning(
-                "the memory store is full of %d keys at their limit: new keys are refused; raise max_keys",
+                "the memory store is full of %d keys at their limit: new keys are denied; raise max_keys",
                 self.store.max_keys,
             )
         waits = [
@@ -298,23 +290,24 @@ class Table:
         return decision_in(units, not permits, multiply(units.limit, units.cost), wait, wait if permits else 0)
 
 
-class BucketTable(Table):
-    """The default algorithm, asked for one key after another: `Table.try_acquire` with every call written out.
+class BucketTable(KeyTable):
+    """`KeyTable` for the law of `Bucket`, with `Bucket.evaluate` and `Bucket.consume` written out in `try_acquire`.
 
-    Half the time of the other in plain Python; ``make bench`` shows it, and the tests hold both to the same answers.
+    That halves the time of a decision in plain Python (``make bench``), and lets compiled code do without a lock. The
+    tests hold it to the answers of `KeyTable`.
     """
 
     def __init__(self, store: MemoryStore, algorithm: Bucket) -> None:
         super().__init__(store, algorithm)
         self.units = algorithm
-        self.epoch = 0  # a bucket does not care when time began
+        self.epoch = 0  # only differences of times matter to a bucket
         self.rate = algorithm.rate
         self.cost = algorithm.cost
         self.room = algorithm.room
-        self.paid: dict[Any, int] = self.states
+        self.paid_at: dict[Any, int] = self.states
 
     def make_room(self, now: int) -> bool:
-        if LOCKED:  # already held
+        if LOCKED:  # the caller holds it
             return super().make_room(now)
         with self.lock:  # the other tables of the store rely on it
             return super().make_room(now)
@@ -332,40 +325,56 @@ class BucketTable(Table):
             if now >= self.sweep_at:
                 self.sweep(now)
             start = now if self.rate == 1 else multiply(now, self.rate)
-            paid = self.paid
-            debt = paid[key] - start
+            paid_at = self.paid_at
+            debt = paid_at[key] - start
             if debt < 0:
                 debt = 0
             after = debt + cost
             if after > self.room:
                 denial = LimiterDecision()
-                denial.allowed = False
-                denial.degraded = False
+                denial.allowed = denial.degraded = False
                 denial._units = self.units
-                denial._used = debt
-                denial._reset = debt
+                denial._used = denial._reset = debt
                 denial._retry = after - self.room
                 return denial
-            paid[key] = start + after
+            paid_at[key] = start + after  # saved before the decision is made, which may start a garbage collection
             decision = LimiterDecision()
             decision.allowed = True
             decision.degraded = False
             decision._units = self.units
-            decision._used = after
-            decision._reset = after
+            decision._used = decision._reset = after
             decision._retry = 0
             return decision
         except KeyError:
-            return self.first(key, now, cost // self.cost)
+            return self.admit_new_key(key, now, cost // self.cost)
         except TypeError:
-            check_key(key)  # unhashable: says what a key is
+            check_key(key)  # an unhashable key: the error says what a key is
             raise
         finally:
             if LOCKED:
                 try:
                     self.lock.release()
                 except RuntimeError:
-                    pass  # interrupted before it was ours
+                    pass  # a signal interrupted the call before it held the lock
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TryAcquire(Generic[Key, Permits]):
+    """`Limiter.try_acquire`. It stands here to be compiled: as plain Python it would add a fifth to a decision.
+
+    The arguments are type variables because the compiler would convert a `str` and an `int` before they are checked.
+    """
+
+    _table: KeyTable | None  # the backend, if it is in memory: compiled code calls it without looking the method up
+    _call: Any  # else the backend's `try_acquire`
+
+    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
+        """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+        table = self._table
+        if table is not None:
+            return table.try_acquire(key, permits)
+        decision: Decision = self._call(key, permits)
+        return decision
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
@@ -373,18 +382,18 @@ def _nanoseconds(clock: Clock) -> Callable[[], int]:
 
     def read() -> int:
         nonlocal latest
-        latest = max(latest, clock.now() * 1000)  # states rely on it: time does not go back
+        latest = max(latest, clock.now() * 1000)  # a state relies on time that never goes back
         return latest
 
     return read
 
 
-class AsyncTable:
-    """A table behind awaitable methods. Nothing in it ever waits."""
+class AsyncKeyTable:
+    """A `KeyTable` with awaitable methods, which never wait."""
 
     in_process: bool = True
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: KeyTable) -> None:
         self.table = table
         self.clock = table.clock
 
@@ -403,5 +412,5 @@ class AsyncTable:
     def store_health(self) -> StoreHealth:
         return self.table.store_health()
 
-    def with_timeout(self, seconds: float) -> AsyncTable:
+    def with_timeout(self, seconds: float) -> AsyncKeyTable:
         return self
