@@ -23,7 +23,7 @@ class Rule:
     """The checked arguments of a limiter, from which a store makes its backend."""
 
     def __init__(self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default") -> None:
-        self.kind = check_algorithm(algorithm)
+        self.kind: AlgorithmName = check_algorithm(algorithm)
         self.name = check_key(name, "name")
         self.quotas = _parse(quotas)
         self.parts: list[Algorithm[Any]] = [ALGORITHMS[self.kind].make(quota) for quota in self.quotas]

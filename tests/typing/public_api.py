@@ -104,6 +104,11 @@ def clients(pool: Pool, shared: AsyncPool) -> None:
 
 
 def mistakes(limiter: Limiter) -> None:
+    Limiter("5/minute", algorithm="token_buckets")  # type: ignore[arg-type]
+    Limiter("5/minute", on_store_error="denied")  # type: ignore[arg-type]
+    AsyncLimiter("5/minute", algorithm="tocken_bucket")  # type: ignore[arg-type]
+    HybridLimiter("5/minute", on_store_error="fail")  # type: ignore[arg-type]
+    HybridLimiter("5/minute", accuracy="hi")  # type: ignore[arg-type]
     limiter.try_acquire(5)  # type: ignore[arg-type]
     Limiter("5/minute", store=redis.Redis())  # type: ignore[arg-type]
     HybridLimiter("5/minute", store=MemoryStore())  # type: ignore[arg-type]
