@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from headgate import AsyncLimiter, Limiter
+from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Node, Sentinels, wait_until
 from tests.support.proxy import FaultyProxy
 from tests.support.pulse import Pulse
+from tests.support.stores import OpenStore
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -29,9 +31,12 @@ def test_connecting_is_a_part_of_it(node: Node) -> None:
     assert took < 0.8 + pulse.slack
 
 
-def test_a_budget_for_one_call(node: Node) -> None:
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=proxy.url, timeout=30) as limiter:
-        assert limiter.with_timeout(20).try_acquire("k").remaining == 99
+@pytest.mark.parametrize("colour", COLOURS)
+def test_budget_of_one_call(colour: str, node: Node) -> None:
+    """A call with its own time is answered by the policy then; others get the store's answer."""
+    with FaultyProxy(node.port) as proxy, Callers(OpenStore(proxy.bare_url), colour) as callers:
+        limiter = callers.limiter(QUOTA, timeout=30, on_store_error="allow")
+        assert limiter.try_acquire("k").remaining == 99
         hasty = limiter.with_timeout(0.05)
         proxy.delay = 20.0
         with Pulse() as pulse:
@@ -43,13 +48,14 @@ def test_a_budget_for_one_call(node: Node) -> None:
         assert limiter.store_health().degraded == 2, "they share their figures"
         assert limiter.store_health().state == "closed"
         proxy.delay = 0.1
-        assert not limiter.try_acquire("k").degraded, "a call with time gets the store's answer"
+        assert not limiter.try_acquire("k").degraded
 
 
-def test_a_budget_for_one_call_async(node: Node) -> None:
-    async def check() -> None:
+async def test_budget_beside_a_patient_call(node: Node) -> None:
+    """Two calls of one batch: the one that gives up is given back what it took, the other gets its answer."""
+    with FaultyProxy(node.port) as proxy:
         async with AsyncLimiter(QUOTA, store=proxy.url, timeout=30) as limiter:
-            assert (await limiter.with_timeout(20).try_acquire("k")).remaining == 99
+            assert (await limiter.try_acquire("k")).remaining == 99
             proxy.delay = 20.0
             with Pulse() as pulse:
                 begun = time.monotonic()
@@ -61,14 +67,9 @@ def test_a_budget_for_one_call_async(node: Node) -> None:
             proxy.delay = 0.0
             assert (await patient).remaining in (98, 97)
             deadline = time.monotonic() + 20
-            while (
-                await limiter.peek("k", permits=0)
-            ).remaining != 98:  # what a call took that had given up is given back
+            while (await limiter.peek("k", permits=0)).remaining != 98:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
-
-    with FaultyProxy(node.port) as proxy:
-        asyncio.run(check())
 
 
 def test_haste(node: Node) -> None:

@@ -7,7 +7,6 @@ import operator
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,13 @@ import redis
 from headgate import AsyncLimiter, Limiter
 from headgate.redis.breaker import FAILURES
 from headgate.stores.redis import RedisStore
+from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Node, wait_until
 from tests.support.outages import paused
 from tests.support.proxy import FaultyProxy
 from tests.support.pulse import Pulse
 from tests.support.servers import PASSWORD, USER
+from tests.support.stores import OpenStore
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -94,46 +95,21 @@ def test_no_thread_for_a_probe(node: Node, monkeypatch: pytest.MonkeyPatch) -> N
         wait_until(lambda: not limiter.try_acquire("k").degraded, "a later call has started a probe")
 
 
-@pytest.mark.parametrize("op", ["gather", "threads"])
-def test_a_debt_is_charged_once(op: str, node: Node) -> None:
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_debt_is_charged_once(colour: str, node: Node) -> None:
     """Many callers come back at the same moment."""
-
-    async def together(limiter: AsyncLimiter, end: Callable[[], Any]) -> None:
-        for _ in range(3):
-            await limiter.try_acquire("k")  # the last word of the store
+    with Callers(OpenStore(node.bare_url), colour) as callers:
+        limiter = callers.limiter(QUOTA, on_store_error="local")
+        limiter.try_acquire("k", permits=3)  # the last word of the store
         node.kill()
         for _ in range(10):
-            assert (await limiter.try_acquire("other")).degraded
+            assert limiter.try_acquire("other").degraded
         for _ in range(6):
-            assert (await limiter.try_acquire("k")).allowed
-        end()  # not in a thread: a server dies with the thread that started it
-        deadline = time.monotonic() + 20
-        while (await limiter.peek("other", permits=0)).degraded:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
-
-    async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=node.bare_url + PATIENT, on_store_error="local") as limiter:
-            await together(limiter, node.restart)
-
-    if op == "gather":
-        asyncio.run(check())
-    else:
-        with Limiter(QUOTA, store=node.bare_url + PATIENT, on_store_error="local") as limiter:
-            limiter.try_acquire("k", permits=3)
-            node.kill()
-            for _ in range(10):
-                assert limiter.try_acquire("other").degraded
-            for _ in range(6):
-                assert limiter.try_acquire("k").allowed
-            node.restart()
-            back(limiter)
-            threads = [threading.Thread(target=limiter.try_acquire, args=("k",)) for _ in range(10)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            assert limiter.try_acquire("k").allowed
+        node.restart()
+        back(limiter)
+        for call in [callers.start(limiter.try_acquire, "k") for _ in range(10)]:
+            assert not call.result().degraded
     assert spent(node) == 6 + 10, "the server came back empty"
 
 

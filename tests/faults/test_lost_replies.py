@@ -1,17 +1,18 @@
 """A reply that is lost after the script ran: it was spent once, whatever the caller was told, and never twice."""
 
-import asyncio
 import time
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter
+from headgate import Limiter
 from headgate.errors import StoreUnavailable
 from headgate.rule import AlgorithmName
+from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Node, wait_until
 from tests.support.load import Load
 from tests.support.proxy import FaultyProxy
 from tests.support.quotas import ALGORITHMS
+from tests.support.stores import OpenStore
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
 
@@ -31,32 +32,25 @@ def left(limiter: Limiter) -> int:
     return seen.remaining
 
 
+@pytest.mark.parametrize("colour", COLOURS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_reset_in_mid_reply(algorithm: AlgorithmName, node: Node) -> None:
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct:
+def test_reset_in_mid_reply(algorithm: AlgorithmName, colour: str, node: Node) -> None:
+    """Threads lose one reply, tasks those of a whole batch: each call is allowed, and spent once."""
+    calls = 1 if colour == "sync" else 10
+    with (
+        FaultyProxy(node.port) as proxy,
+        Limiter(QUOTA, store=node.url, algorithm=algorithm) as direct,
+        Callers(OpenStore(proxy.bare_url), colour) as callers,
+    ):
         for length in TRUNCATED:
-            with Limiter(QUOTA, store=proxy.bare_url + PATIENT, algorithm=algorithm) as limiter:
-                limiter.try_acquire("k")
-                before = left(direct)
-                proxy.truncate = length
-                assert limiter.try_acquire("k").allowed
-                assert left(direct) == before - 1, f"after {length} bytes"
-                assert proxy.truncate is None
-        assert proxy.truncated == len(TRUNCATED)
-
-
-@pytest.mark.parametrize("length", TRUNCATED)
-def test_reset_in_mid_reply_async(length: int, node: Node) -> None:
-    async def check() -> None:
-        async with AsyncLimiter(QUOTA, store=proxy.bare_url + PATIENT) as limiter:
-            await limiter.try_acquire("k")
+            limiter = callers.limiter(QUOTA, algorithm=algorithm, on_store_error="allow")
+            limiter.try_acquire("k")
+            before = left(direct)
             proxy.truncate = length
-            decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(10)))
-            assert all(decision.allowed for decision in decisions)
-
-    with FaultyProxy(node.port) as proxy, Limiter(QUOTA, store=node.url) as direct:
-        asyncio.run(check())
-        assert left(direct) == 100 - 11
+            assert all(decision.allowed for decision in callers.at_once(limiter.try_acquire, calls, "k"))
+            assert left(direct) == before - calls, f"after {length} bytes"
+            assert proxy.truncate is None
+        assert proxy.truncated == len(TRUNCATED)
 
 
 def test_raise_says_so(node: Node) -> None:

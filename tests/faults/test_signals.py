@@ -127,7 +127,7 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
 
 
 def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was interrupted as it began to look does not keep others from it for ever."""
+    """A probe that was interrupted as it started does not keep others from starting."""
     probes: list[Breaker] = []
 
     def probe(_link: object, breaker: Breaker, _slot: int) -> None:
@@ -161,8 +161,8 @@ def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 class Unlucky:
     """The lock of an event that is set while a thread waits; and just then a signal comes."""
 
-    def __init__(self, bell: SignalSafeEvent) -> None:
-        self._lock, self._set = bell._unset, bell.set
+    def __init__(self, event: SignalSafeEvent) -> None:
+        self._lock, self._set = event._unset, event.set
         self.release = self._lock.release
 
     def acquire(self, timeout: float) -> bool:
@@ -172,12 +172,12 @@ class Unlucky:
 
 
 def test_event_set_as_a_signal_comes() -> None:
-    """Others hear it all the same."""
-    bell = SignalSafeEvent()
-    lock, bell._unset = bell._unset, Unlucky(bell)  # type: ignore[assignment]  # as much of a lock as is needed
+    """Other threads that wait for the event are woken all the same."""
+    event = SignalSafeEvent()
+    lock, event._unset = event._unset, Unlucky(event)  # type: ignore[assignment]  # as much of a lock as is needed
     with pytest.raises(KeyboardInterrupt):
-        bell.wait(20)
-    bell._unset = lock
-    assert bell.is_set() and bell.wait(20) and lock.acquire(blocking=False)
-    bell.clear()
-    assert not bell.is_set() and not bell.wait(0.0)
+        event.wait(20)
+    event._unset = lock
+    assert event.is_set() and event.wait(20) and lock.acquire(blocking=False)
+    event.clear()
+    assert not event.is_set() and not event.wait(0.0)

@@ -47,6 +47,10 @@ class Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(*args, **kwargs).result()
 
+    async def gather(self, times: int, *args: Any, **kwargs: Any) -> list[Any]:
+        """Start so many tasks in one turn of the event loop."""
+        return await asyncio.gather(*(self._run(*args, **kwargs) for _ in range(times)))
+
 
 class BlockingGuard:
     """What `AsyncLimiter.limit` and `paced` return, as a context manager and decorator of plain code."""
@@ -139,8 +143,8 @@ class Callers:
     def at_once(self, call: Callable[..., Any], times: int, *args: Any, **kwargs: Any) -> list[Any]:
         """Make so many calls at the same time: from 64 threads, or 8 where that will do, or from as many tasks."""
         if isinstance(call, Call):
-            return [future.result() for future in [call.submit(*args, **kwargs) for _ in range(times)]]
-        threads = 64 if self.whole else 8
+            return self.run(call.gather(times, *args, **kwargs))
+        threads = min(times, 64 if self.whole else 8)
         results = in_threads(threads, lambda: [call(*args, **kwargs) for _ in range(-(-times // threads))])
         return [result for some in results for result in some]
 

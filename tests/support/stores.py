@@ -31,9 +31,13 @@ PATIENT = {"timeout": 20.0, "connect_timeout": 20.0}  # seconds; a busy machine 
 
 
 class OpenStore:
-    """One store that is open for tests."""
+    """One store that is open for tests.
 
-    url = ""  # for another process; empty where the state belongs to this one
+    url   for limiters, and for other processes; empty where the state belongs to this one
+    """
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
 
     def connect(self, callers: Callers, **options: Any) -> dict[str, Any]:
         """What a limiter is given: the store, a URL or an object, and the *options* if it is a URL."""
@@ -80,6 +84,7 @@ class Memory(OpenStore):
     """One `MemoryStore` for all limiters that a test makes by one clock."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.stores: dict[Any, MemoryStore] = {}
 
     def connect(self, callers: Callers, clock: Any = None, **_options: Any) -> dict[str, Any]:
@@ -103,7 +108,8 @@ class OneServer(OpenStore):
     """A Redis server of our own."""
 
     def __init__(self, server: Server, url: str = "") -> None:
-        self.server, self.url = server, url or server.bare_url
+        super().__init__(url or server.bare_url)
+        self.server = server
         self.clear, self.kill = server.flush, server.kill  # type: ignore[method-assign]  # the same thing
 
     def count(self) -> int:
@@ -187,7 +193,8 @@ def sentinels() -> Iterator[OpenStore]:
 
 class WholeCluster(OpenStore):
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster, self.url = cluster, cluster.bare_url
+        super().__init__(cluster.bare_url)
+        self.cluster = cluster
 
     def clear(self) -> None:
         for member in self.cluster.primaries():
