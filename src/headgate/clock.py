@@ -1,7 +1,7 @@
 """Time, as whole microseconds since the epoch that never step back.
 
-The wall clock is read once, at import; from there the monotonic clock counts on. So windows align with the
-epoch as everybody expects, and an NTP step neither refills a bucket nor freezes it.
+The wall clock is read once, at import, and the monotonic clock from then on. So windows align with the epoch, and an
+NTP step neither refills a bucket nor freezes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EPOCH: Final = time.time_ns() // 1000 - time.monotonic_ns() // 1000
 
 
 class Clock(Protocol):
-    """What a limiter needs of time. `headgate.testing.ManualClock` is the other one."""
+    """The time of a limiter. `SystemClock` implements it, and `headgate.testing.ManualClock` for tests."""
 
     def now(self) -> int:
         """Whole microseconds since the epoch; never less than before."""

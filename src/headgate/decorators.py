@@ -1,4 +1,4 @@
-"""`limiter.limit(...)`: a limit put around a function or a block."""
+"""`limiter.limit(...)` and `limiter.paced(...)`: a limit around a function or a block."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ def _key_of(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _text(key: Key) -> str:
     if callable(key):
-        raise TypeError("a with block has no arguments to make a key of: give limit() a text as key")
+        raise TypeError("a with block has no arguments to make a key from: give limit() a text as key")
     return key

@@ -8,8 +8,8 @@
     ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
     ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
     ├── LockTimeout         (TimeoutError)  the lock did not come free in time
-    ├── LockLost                          the lock is no longer ours: it expired, or somebody took it away
-    ├── CircuitOpen                       the breaker lets nobody through; ``.retry_after`` says when
+    ├── LockLost                          this process no longer has the lock: it expired, or was released by force
+    ├── CircuitOpen                       the breaker rejects calls; ``.retry_after`` says how long
     ├── PoolExhausted                     no member came free in time; ``.reasons`` says why, ``.retry_after`` when
     └── QueueFull                         the queue has as many as it may
 
@@ -66,14 +66,14 @@ class LockTimeout(HeadgateError, TimeoutError):
 
 
 class LockLost(HeadgateError):
-    """The lock is no longer ours: it expired before it could be renewed, or somebody took it away."""
+    """This process no longer has the lock: it expired before it was renewed, or was released by force."""
 
 
 class CircuitOpen(HeadgateError):
-    """The breaker lets nobody through; ``retry_after`` is when to ask again, in seconds.
+    """The breaker rejects the call; ``retry_after`` is when to try again, in seconds.
 
-    While it is open, when it will let somebody probe. While others probe, soon: a second, or as long again as their
-    probes have taken so far; never later than when a place is free even if they have died.
+    While it is open: when it will admit a probe. While other calls probe: soon, after a second or as long as the probes
+    have taken so far, and never later than their places are free even if their processes have died.
     """
 
     def __init__(self, name: str, retry_after: float) -> None:

@@ -1,4 +1,4 @@
-"""Keys: what a caller may name, and how a name becomes part of a Redis key.
+"""Keys: which text a caller may give as a key, and how it becomes part of a Redis key.
 
 Rules: text of 1 to 256 bytes as UTF-8, without control characters. Everything else is data. The braces of a
 Redis key are a Cluster hash tag, so braces inside a client's key are percent-encoded, and ``%`` with them:

@@ -1,4 +1,4 @@
-"""How much, in what time: ``100/minute``, ``80/10 minutes``, ``10/second burst 100``."""
+"""Quotas, how many permits in what time: ``100/minute``, ``80/10 minutes``, ``10/second burst 100``."""
 
 from __future__ import annotations
 

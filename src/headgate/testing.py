@@ -1,4 +1,4 @@
-"""For the tests of code that uses headgate: a clock that moves when you say so."""
+"""For tests of code that uses headgate: a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from collections.abc import Callable
 
 
 class ManualClock:
-    """Time that stands still until `advance`. Drives memory stores, and wakes whoever waits in `acquire`.
+    """Time that stands still until `advance`. Drives memory stores, and wakes callers that wait in `acquire`.
 
-    What is held by this clock is renewed within `advance`, where it has got to: in steps shorter than a third of a TTL
-    nothing is lost, while one leap over the whole TTL is as if the process had been paused for that long.
+    `advance` also renews locks and leases that are due: in steps shorter than a third of a TTL nothing is lost, while
+    one step over the whole TTL is as if the process had been paused for that long.
 
     Starts at midnight UTC, so that every fixed window of a usual length starts there too. Thread-safe.
 
-    *patience* is for the mistake to wait where nobody is left who could advance: after so many real seconds in which
-    nobody has, the wait is a RuntimeError. Daemon threads, and tasks that are not alone in their event loop, wait on.
+    A test that waits, and has no other thread or task to call `advance`, would hang: after *patience* real seconds
+    without an `advance`, the wait raises a RuntimeError. Daemon threads, and tasks that are not alone in their event
+    loop, go on waiting.
     """
 
     def __init__(self, start: float = 1_699_920_000.0, *, patience: float = 30.0) -> None:
@@ -37,7 +38,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by *seconds* (to the nearest microsecond) and wake those whose time has come."""
+        """Move on by *seconds* (to the nearest microsecond) and wake the waiters that are due."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"time moves forward: advance() takes seconds >= 0, got {seconds!r}")
         with self._lock:
@@ -77,13 +78,13 @@ class ManualClock:
     def _still_moving(self, before: int) -> int:
         if self._now == before:
             raise RuntimeError(
-                f"for {self._patience} s somebody waits by a ManualClock that nobody advances; call advance() from "
+                f"a call has waited {self._patience} s by a ManualClock that was not advanced; call advance() from "
                 "another thread or task, or do not wait: timeout=0"
             )
         return self._now
 
     def call_later(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call *call* within `advance`, when it has got that far."""
+        """Have `advance` call *call* once it has moved on by *seconds*."""
         with self._lock:
             due = self._now + math.ceil(seconds * 1_000_000)
             if due > self._now:

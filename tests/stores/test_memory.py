@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from headgate import Limiter
-from headgate.rule import AlgorithmName
-from headgate.stores.memory import MemoryStore
+from headgate.rule import AlgorithmName, Rule
+from headgate.stores.memory import BucketTable, KeyTable, MemoryStore
 from headgate.testing import ManualClock
 from tests.support.callers import in_threads
 from tests.support.quotas import ALGORITHMS
@@ -179,3 +179,17 @@ def test_threads_and_time_that_moves(clock: ManualClock) -> None:
 
     most = 20 + 16 * 200 * 0.001 * 10
     assert most - 2 <= sum(in_threads(16, work)) <= most  # a little is lost while the bucket is still full
+
+
+@pytest.mark.parametrize("quota", ["10/second burst 4", "7/second", "1000000000/second", "3/366d"])
+def test_shortcut_for_buckets(quota: str) -> None:
+    """`BucketTable`, which writes the law of buckets out, answers as `KeyTable` does, which calls it."""
+    clock, dice = ManualClock(), random.Random(quota)
+    store, rule = MemoryStore(clock=clock), Rule(quota)
+    by_law, written_out = KeyTable(store, rule.algorithm), store.open(rule)
+    assert isinstance(written_out, BucketTable)
+    for _ in range(2000):
+        permits = dice.randint(1, rule.capacity) if dice.random() < 0.2 else dice.randint(1, min(rule.capacity, 3))
+        assert by_law.try_acquire("k", permits) == written_out.try_acquire("k", permits)
+        assert by_law.peek("k", permits) == written_out.peek("k", permits)
+        clock.advance(dice.choice([0, 0.000_001, 0.05, 0.3, rule.quotas[0].period * dice.random()]))

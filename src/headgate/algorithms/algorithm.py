@@ -1,10 +1,10 @@
-"""What an algorithm is: two pure functions over a small state, and the same two in Lua.
+"""The contract of an algorithm: two pure functions over a small state, and the same two in Lua.
 
 `evaluate` says what would happen, `consume` makes it happen; neither reads a clock or does I/O, so a store can look at
 several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible.
-The Lua of an algorithm has the functions of the same names (see `headgate.redis.script` for the frame around
-them); the tests walk both through the same thousands of steps. Numbers stay below 2**53 there, and are handed to
-``redis.call`` as they are: the server writes all their digits, which Lua's own ``tostring`` would not.
+The Lua of an algorithm has functions of the same names (`headgate.redis.script` has the rest of the script); the tests
+take both through the same thousands of steps. Numbers stay below 2**53 there, and are passed to ``redis.call`` as they
+are: the server writes all their digits, which Lua's own ``tostring`` would not.
 """
 
 from __future__ import annotations

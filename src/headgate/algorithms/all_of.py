@@ -22,14 +22,14 @@ class AllOf(Algorithm[list[Any]]):
         return [part.initial() for part in self.parts]
 
     def evaluate(self, state: list[Any], now: int, permits: int) -> Decision:
-        """The quota that binds most: the longest wait when denied, else the fewest left. Resets when all have."""
+        """The decision of the quota with the longest wait or the fewest permits; it resets when all quotas have."""
         decisions = [part.evaluate(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
         binds = 0
         for i, decision in enumerate(decisions):
             if tighter(decision, decisions[binds]):
                 binds = i
         worst = decisions[binds]
-        if not worst.allowed:  # nothing is spent, so those that would have allowed stay as they are
+        if not worst.allowed:  # nothing is spent, also from quotas that would have allowed the call
             decisions = [part.evaluate(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
         reset = max([decision.reset_us for decision in decisions])
         return decision_in(self.units[binds], worst.allowed, worst.limit - worst.remaining, reset, worst.retry_us)

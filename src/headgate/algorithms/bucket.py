@@ -1,8 +1,9 @@
-"""The arithmetic under token bucket, leaky bucket and GCRA: what a key owes, and when it will owe nothing.
+"""The arithmetic of token bucket, leaky bucket and GCRA: the debt of a key, and when it will be paid.
 
-The three are one law told in three ways. A token bucket counts what is left, a leaky bucket what has been poured
-in, GCRA the time at which all is drained; each number gives the others. So the law is written once, over the
-*debt*: what is missing from a full bucket. The three files beside this one say how each is kept in Redis.
+The three are one law in three forms. A token bucket counts the tokens that remain, a leaky bucket the water that was
+poured in, GCRA the time at which the bucket is full again; each number gives the others. So the law is written once,
+over the *debt*: what is missing from a full bucket. The three files beside this one say how each is kept in Redis.
+`headgate.stores.memory.BucketTable` has the law a second time, without calls, and is tested against this one.
 
 Exact in integers: a microsecond brings *rate* units and a permit costs *cost* of them, the period and the limit
 with their common divisor taken out. 10/second is 1 unit a microsecond and 100,000 a permit; 7/second is 7 and
