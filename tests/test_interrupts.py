@@ -1,4 +1,4 @@
-"""What comes in mid-call, from a signal handler that raises: the next call must not notice."""
+"""A signal handler that raises in mid-call: the next call is answered as if nothing had happened."""
 
 import subprocess
 import sys
@@ -15,19 +15,19 @@ from tests.support.servers import Server
 ROOT = Path(__file__).parent.parent
 
 
-def pestered(*arguments: str) -> str:
+def interrupted(*arguments: str) -> str:
     command = [sys.executable, "-m", "tests.support.interrupts", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_memory_goes_on(algorithm: AlgorithmName) -> None:
-    assert pestered("memory", algorithm, "1000000/second", "999983/second", "7/day") == "survived\n"
+    assert interrupted("memory", algorithm, "1000000/second", "999983/second", "7/day") == "survived\n"
 
 
 def test_redis_replies_are_apart(redis_server: Server) -> None:
     """A connection never keeps the reply to another call."""
-    assert pestered("redis", redis_server.bare_url + "?timeout=10") == "survived\n"
+    assert interrupted("redis", redis_server.bare_url + "?timeout=10") == "survived\n"
 
 
 class Folded(str):

@@ -30,8 +30,8 @@ from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.support.clocks import until, until_async
 from tests.support.clusters import wait_until
 from tests.support.proxy import FaultyProxy
+from tests.support.retries import answered
 from tests.support.servers import Server
-from tests.support.silence import answered
 from tests.support.twins import Twins
 
 ROOT = Path(__file__).parent.parent.parent

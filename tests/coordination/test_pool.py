@@ -25,8 +25,8 @@ from tests.support.awaited import Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.proxy import FaultyProxy
+from tests.support.retries import answered
 from tests.support.servers import Server, free_port
-from tests.support.silence import answered
 
 ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0

@@ -20,8 +20,8 @@ def handler(*_: object) -> None:
     raise Interrupt
 
 
-def pester(call: Callable[[], object], interrupts: int) -> None:
-    """Make *call* over and over until so many interrupts have come."""
+def interrupt_often(call: Callable[[], object], interrupts: int) -> None:
+    """Make *call* again and again until so many interrupts have come."""
     count, until = 0, time.monotonic() + 30
     signal.signal(signal.SIGALRM, handler)
     while count < interrupts:
@@ -37,7 +37,7 @@ def pester(call: Callable[[], object], interrupts: int) -> None:
 def memory(algorithm: str, *quotas: str) -> None:
     for quota in quotas:
         limiter = Limiter(quota, algorithm=check_algorithm(algorithm))
-        pester(lambda limiter=limiter: limiter.try_acquire("k", permits=3), 30)  # type: ignore[misc]  # a default binds it
+        interrupt_often(lambda limiter=limiter: limiter.try_acquire("k", permits=3), 30)  # type: ignore[misc]  # a default binds it
         assert limiter.try_acquire("another")
 
 
@@ -48,7 +48,7 @@ def redis(url: str) -> None:
         small.store = large.store
         small._use(large.store.open(small.rule, "raise"))  # the same connections for both
         for _ in range(5):
-            pester(lambda: large.peek("k", permits=0), 20)
+            interrupt_often(lambda: large.peek("k", permits=0), 20)
             for _ in range(20):
                 assert not small.try_acquire("k")
                 assert large.peek("k", permits=0).limit == 1000

@@ -1,4 +1,4 @@
-"""Callers that never stop asking, and the list of what they were answered and when."""
+"""Callers that make one call after another, and the list of what they were answered and when."""
 
 import asyncio
 import threading
@@ -98,12 +98,12 @@ class Load:
 
     @property
     def admitted(self) -> int:
-        """How many the store admitted; those whom the policy let through do not count."""
+        """How many calls the store admitted; those that the policy let through do not count."""
         return sum(answer.admitted and answer.by_store for answer in self.answers)
 
     @property
     def slack(self) -> float:
-        """What this machine may add to any bound."""
+        """Seconds that this machine may add to any bound, see `Pulse`."""
         return self.pulse.slack
 
     def _call(self, limiter: Limiter, number: int) -> None:
