@@ -16,6 +16,6 @@ else:
 
 
 def set_doc(cls: type, text: str) -> None:
-    """Give *cls* a docstring if it has none: mypyc drops those of classes, and `help` would show nothing."""
-    if not cls.__doc__:
+    """Give *cls* a docstring where mypyc has dropped it, or has put a placeholder in its place."""
+    if not cls.__doc__ or cls.__doc__.startswith("mypyc"):
         cls.__doc__ = text

@@ -74,7 +74,8 @@ class _OnStore:
 
     def __copy__(self) -> Self:
         other = type(self).__new__(type(self))
-        vars(other).update(vars(self))
+        for name, value in vars(self).items():
+            setattr(other, name, value)
         other._use(self._backend)
         return other
 

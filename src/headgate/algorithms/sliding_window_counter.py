@@ -22,7 +22,7 @@ _EXACT = 1 << 52
 class SlidingWindowCounter(Algorithm[int]):
     """State: (window * width + current) * width + previous, with width = limit + 1."""
 
-    __slots__ = ("period", "step", "steps", "width")
+    __slots__ = ("period", "room", "step", "steps", "width")
 
     def __init__(self, quota: Quota) -> None:
         without_burst(quota, "sliding_window_counter")
@@ -33,6 +33,7 @@ class SlidingWindowCounter(Algorithm[int]):
         self.period = period
         self.step = step
         self.steps = steps
+        self.room = quota.limit * steps
         self.width = quota.limit + 1
 
     def initial(self) -> int:
@@ -43,8 +44,7 @@ class SlidingWindowCounter(Algorithm[int]):
         elapsed = now % self.period
         used = self.used(elapsed, current, previous)
         after = used + multiply(permits, self.steps)
-        room = multiply(self.limit, self.steps)
-        if after <= room:
+        if after <= self.room:
             return decision_in(self, True, after, self.reset(elapsed, current + permits, previous), 0)
         free = self.limit - permits
         if current <= free:
@@ -53,7 +53,7 @@ class SlidingWindowCounter(Algorithm[int]):
         else:
             # this window becomes the previous one, and then has to slide out itself
             retry = self.period - elapsed + self.fade(current, free)
-        return decision_in(self, False, min(used, room), self.reset(elapsed, current, previous), retry)
+        return decision_in(self, False, min(used, self.room), self.reset(elapsed, current, previous), retry)
 
     def used(self, elapsed: int, current: int, previous: int) -> int:
         return multiply(previous, self.steps - elapsed // self.step) + multiply(current, self.steps)
@@ -74,7 +74,7 @@ class SlidingWindowCounter(Algorithm[int]):
     def remaining(self, state: int, now: int) -> int:
         _, current, previous = self.roll(state, now)
         used = self.used(now % self.period, current, previous)
-        return max(multiply(self.limit, self.steps) - used, 0) // self.steps
+        return max(self.room - used, 0) // self.steps
 
     def is_expired(self, state: int, now: int) -> bool:
         _, current, previous = self.roll(state, now)
