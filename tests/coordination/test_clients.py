@@ -557,7 +557,7 @@ def test_own_connection_limit(site: Site, name: str) -> None:
 def test_backoff(sender: Sender, site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses double after each failure, up to 30 seconds."""
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
-    monkeypatch.setattr(retries, "DICE", SimpleNamespace(uniform=lambda low, high: high))
+    monkeypatch.setattr(retries, "JITTER", SimpleNamespace(uniform=lambda low, high: high))
     Pool(name).add("a", "b")
     site.answer = lambda token: (500, {})
     assert sender(name, retries=Retries(attempts=3))("GET", site.url).status_code == 500

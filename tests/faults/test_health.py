@@ -7,7 +7,7 @@ import time
 import pytest
 
 from headgate import Limiter
-from headgate.redis.health import WITHIN
+from headgate.redis.health import HEALTH_TIMEOUT
 from headgate.stores.base import Health
 from headgate.stores.redis import RedisStore
 from tests.support.clusters import Node, wait_until
@@ -70,8 +70,8 @@ def test_health_names_the_reason(outage: str, node: Node, monkeypatch: pytest.Mo
         timeouts = PATIENT
         wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy")
         with OUTAGES[outage](node, proxy), Pulse() as pulse, monkeypatch.context() as patch:
-            within = 20.0 if outage in ANSWERS else WITHIN
-            patch.setattr("headgate.stores.redis.WITHIN", within)
+            within = 20.0 if outage in ANSWERS else HEALTH_TIMEOUT
+            patch.setattr("headgate.stores.redis.HEALTH_TIMEOUT", within)
             timeouts = PATIENT if outage in ANSWERS else TIMEOUTS
             begun = time.monotonic()
             for seen in (health(), asyncio.run(ahealth())):
@@ -87,7 +87,8 @@ def test_health_names_the_reason(outage: str, node: Node, monkeypatch: pytest.Mo
 def test_slower_than_a_check_may_be(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers, but each time too late: named so, within a second in all, however many questions there are."""
     with FaultyProxy(node.port) as proxy:
-        monkeypatch.setattr("headgate.stores.redis.WITHIN", 20.0)  # a machine that stands still would use up a second
+        # a machine that stands still would use up a second
+        monkeypatch.setattr("headgate.stores.redis.HEALTH_TIMEOUT", 20.0)
         store = RedisStore(proxy.url, timeout=0.1, connect_timeout=20)
         proxy.delay = 0.15
         with Pulse() as pulse:

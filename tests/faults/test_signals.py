@@ -132,7 +132,7 @@ def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def probe(_link: object, breaker: Breaker, _slot: int) -> None:
         probes.append(breaker)
-        breaker.end_probe()
+        breaker.release_probe()
 
     class Thread(threading.Thread):
         """Under a name of its own: one whose start is interrupted stays for ever, for other tests to count."""

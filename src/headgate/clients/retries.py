@@ -19,7 +19,7 @@ from typing import Any
 from headgate.coordination.arguments import count, seconds
 from headgate.coordination.feedback import Feedback, of_response
 
-DICE = Random()
+JITTER = Random()
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 FIRST_PAUSE = 0.5  # seconds after a failure that does not say how long; doubled each time
 LONGEST_PAUSE = 30.0
@@ -58,7 +58,7 @@ class Retries:
             return None
         if status != 429 and method.upper() not in REPEATABLE:
             return None
-        pause = feedback.cooldown or min(FIRST_PAUSE * 2 ** (number - 1), LONGEST_PAUSE) * DICE.uniform(0.5, 1.0)
+        pause = feedback.cooldown or min(FIRST_PAUSE * 2 ** (number - 1), LONGEST_PAUSE) * JITTER.uniform(0.5, 1.0)
         return pause if pause < left else None
 
     def pause_after(

@@ -75,7 +75,7 @@ class MemoryStates:
         """Threads and tasks can use it."""
 
     # No other process can change a state here, so there are no messages.
-    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None: ...
+    def subscribe(self, on_message: Callable[[str, str], object], on_gap: Callable[[], object]) -> None: ...
     def listen(self, channel: str) -> None: ...
     def leave(self, channel: str) -> None: ...
     def close(self) -> None: ...
@@ -134,10 +134,10 @@ def open_backend(store: str | Store, clock: Clock | None) -> CoordinationBackend
     with _OPENING:
         if not isinstance(store, str):
             open_store(store, clock, {})  # raises if it is no store, or if a clock was given beside it
-            attachments = _states_of(store).attachments
-            if "coordination" not in attachments:
-                attachments["coordination"] = CoordinationBackend(_states_of(store), None)
-            kept: CoordinationBackend = attachments["coordination"]
+            shared_objects = _states_of(store).shared_objects
+            if "coordination" not in shared_objects:
+                shared_objects["coordination"] = CoordinationBackend(_states_of(store), None)
+            kept: CoordinationBackend = shared_objects["coordination"]
             return kept
         key = (store, id(clock or SYSTEM_CLOCK))
         backend = _BACKENDS.get(key)

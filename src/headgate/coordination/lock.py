@@ -32,7 +32,7 @@ from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
 from headgate.stores.base import Store
 
-DICE = Random()
+JITTER = Random()
 
 
 class _AnyLock(Tool):
@@ -105,7 +105,7 @@ class _AnyLock(Tool):
             self._uncertain_owner = ""
             acquisition.grant(fence, sent)
             return True, 0.0
-        pause = self._runner.backend.states.poll * DICE.uniform(0.8, 1.0)  # not in step with other processes
+        pause = self._runner.backend.states.poll * JITTER.uniform(0.8, 1.0)  # not in step with other processes
         return None, min(pause, wait_ms / 1000) if wait_ms > 0 else pause
 
     def _refuse_reentry(self, caller: object, timeout: float | None) -> None:

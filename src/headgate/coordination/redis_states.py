@@ -64,8 +64,8 @@ class RedisStates:
             raise _unavailable(name, error) from error
         return [part.decode() if isinstance(part, bytes) else part for part in reply]
 
-    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None:
-        self._listeners = heard, missed
+    def subscribe(self, on_message: Callable[[str, str], object], on_gap: Callable[[], object]) -> None:
+        self._listeners = on_message, on_gap
 
     def listen(self, channel: str) -> None:
         if self._store.url and self._listeners:

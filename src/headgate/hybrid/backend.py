@@ -49,7 +49,7 @@ class HybridStore:
         quota_params(rule)  # refuses a rule that leases cannot serve
         self.store.open(rule)  # refuses a client for asyncio
         manager = _thread_manager(self.store)
-        name = manager.ledgers.namer(rule)
+        name = manager.ledgers.key_function(rule)
         backend = HybridBackend(manager, rule, self.profile, on_store_error, ledger_name=name, **self.lease_options)
         self.backends.append(backend)
         return backend
@@ -65,7 +65,7 @@ class HybridStore:
             for closed in [other for other in self.loops if other.is_closed()]:
                 del self.loops[closed]
             manager = _loop_manager(self.store, loop)
-            name = manager.ledgers.namer(rule)
+            name = manager.ledgers.key_function(rule)
             self.loops[loop] = EventLoopLeases(
                 manager, rule, self.profile, on_store_error, ledger_name=name, **self.lease_options
             )
@@ -271,16 +271,16 @@ class AsyncHybridBackend:
 
 def _thread_manager(store: LeaseStore) -> ThreadLeaseManager:
     """The manager of *store* for threads: one for all limiters that are given the same store."""
-    found: ThreadLeaseManager | None = store.attachments.get("lease_manager")
+    found: ThreadLeaseManager | None = store.shared_objects.get("lease_manager")
     if found is None:
-        found = store.attachments.setdefault("lease_manager", ThreadLeaseManager(store))
+        found = store.shared_objects.setdefault("lease_manager", ThreadLeaseManager(store))
     return found
 
 
 def _loop_manager(store: LeaseStore, loop: asyncio.AbstractEventLoop) -> LoopLeaseManager:
     """The same for the running event loop."""
     managers: dict[asyncio.AbstractEventLoop, LoopLeaseManager]
-    managers = store.attachments.setdefault("loop_lease_managers", {})
+    managers = store.shared_objects.setdefault("loop_lease_managers", {})
     if loop not in managers:
         for closed in [other for other in managers if other.is_closed()]:
             del managers[closed]

@@ -271,7 +271,7 @@ class LoopLeaseManager(StoreLeaseManager):
 
     async def release_in_ending_loop(self, until: float) -> None:
         """Give everything back in the last moments of the event loop, which has ended its tasks and connections."""
-        async with self.ledgers.last_exchanges(RELEASE_TIMEOUT) as exchange:
+        async with self.ledgers.closing_exchange(RELEASE_TIMEOUT) as exchange:
             if exchange is not None:
                 with suppress(StoreUnavailable):
                     await arun(self._releases(until), exchange)

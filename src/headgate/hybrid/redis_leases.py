@@ -28,17 +28,17 @@ class RedisLeases:
         self.partitioned = store.partitioned
         self._store = store
 
-    def namer(self, rule: Rule) -> Callable[[str], str]:
-        """What turns a client's key into the name of its Hash in Redis."""
+    def key_function(self, rule: Rule) -> Callable[[str], str]:
+        """The function that turns a client's key into the Redis key of its Hash."""
         before = f"{self._store.prefix}:hybrid:{rule.kind}:"
         after = "" if rule.name == "default" else ":" + label(rule.name)
         if self._store.hash_keys:
             return lambda key: before + "{" + digest(key) + "}" + after
         return lambda key: before + hash_tag(key) + after
 
-    def partition(self, name: str) -> int:
+    def partition(self, key: str) -> int:
         """The Cluster slot of a Hash."""
-        return script.SYNC.slot(name)
+        return script.SYNC.slot(key)
 
     def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]:
         try:
@@ -50,9 +50,9 @@ class RedisLeases:
     async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]:
         return await self._exchange_on(self._store.async_executor(), calls)
 
-    def last_exchanges(self, timeout: float) -> LastExchanges:
+    def closing_exchange(self, timeout: float) -> ClosingExchange:
         """`exchange_async` on new connections; None with a client that was handed in, which may be closed."""
-        return LastExchanges(self._exchange_on, self._store.spare_executor(timeout))
+        return ClosingExchange(self._exchange_on, self._store.spare_executor(timeout))
 
     async def close_loop(self) -> None:
         await self._store.close_loop()
@@ -68,7 +68,7 @@ class RedisLeases:
         return script.call(calls, self._store.clock.now() if self._store.clock else None)
 
 
-class LastExchanges:
+class ClosingExchange:
     """A class and not a generator: an event loop that ends refuses new async generators."""
 
     def __init__(

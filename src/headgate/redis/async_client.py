@@ -17,9 +17,10 @@ import redis.asyncio
 from headgate._lifecycle import at_loop_end
 from headgate._plan import arun
 from headgate.redis.batching import BatchSender, ServerTimeout
-from headgate.redis.breaker import PROBE_TIMEOUT, Breaker
-from headgate.redis.execute import Executor, Probe, Request, ScriptRequest, probe, probe_until_back
+from headgate.redis.breaker import Breaker
+from headgate.redis.execute import Executor, Request, ScriptRequest
 from headgate.redis.health import examine
+from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_task
 from headgate.redis.script import LimiterCall, Script, ScriptCall
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
@@ -45,13 +46,13 @@ class AsyncExecutor(Executor):
         """Close the connections at the end of the event loop, or of this executor: not every caller uses `aclose`."""
         self._loop_end = at_loop_end(functools.partial(_close_idle, self._servers))
 
-    async def execute(self, script: Script, call: LimiterCall | ScriptCall, limit: float | None = None) -> Any:
-        """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
-        return await arun(self.plan(script, call, limit), self.answer)
+    async def execute(self, script: Script, call: LimiterCall | ScriptCall, time_limit: float | None = None) -> Any:
+        """The reply to *call*; raises at once while the breaker is open. *time_limit*: None for the time-out."""
+        return await arun(self.plan(script, call, time_limit), self.answer)
 
-    async def examine(self, within: float, patience: float) -> Health:
-        """Check the server's health *within* seconds, past the breaker. A limiter's check has *patience* seconds."""
-        return await arun(examine(self._topology, patience, monotonic() + within), self.answer)
+    async def examine(self, time_limit: float, check_timeout: float) -> Health:
+        """Check the server's health within *time_limit* seconds, past the breaker."""
+        return await arun(examine(self._topology, check_timeout, monotonic() + time_limit), self.answer)
 
     def connections(self) -> list[BatchSender]:
         return list(self._servers.values())
@@ -77,33 +78,33 @@ class AsyncExecutor(Executor):
         sender = self._servers.get(request.address)
         if sender is None:
             sender = self._servers[request.address] = BatchSender(self._source, request.address, self.timeout)
-        if isinstance(request, ScriptRequest) and not request.strict:
-            return sender.send(request)  # a round trip has a time-out; time queued behind our own calls does not count
+        if isinstance(request, ScriptRequest) and not request.counts_queue_time:
+            return sender.send(request)  # the batch has the time-out
         return self._send_by(sender, request)
 
     async def _send_by(self, sender: BatchSender, request: Any) -> Any:
-        async with ServerTimeout(self.loop, max(request.until - monotonic(), 0.0)):
+        async with ServerTimeout(self.loop, max(request.deadline - monotonic(), 0.0)):
             return await sender.send(request)
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
-        if self.closed or not breaker.start_probe():
+        if self.closed or not breaker.claim_probe():
             return
-        task = self.loop.create_task(_probe_in_task(weakref.ref(self), breaker, slot))
+        task = self.loop.create_task(probe_in_task(weakref.ref(self), breaker, slot))
         probes = self._probes
         probes.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:  # called even if the task was cancelled before it began
             probes.discard(task)
-            breaker.end_probe()
+            breaker.release_probe()
 
         task.add_done_callback(ended)
 
     async def probe(self, slot: int) -> None:
         """Probe on an executor that has more time; the connections that it made are handed to the calls."""
-        within = max(self.timeout, PROBE_TIMEOUT)
-        spare = AsyncExecutor(self._source, self._display_name, within)
+        timeout = max(self.timeout, PROBE_TIMEOUT)
+        spare = AsyncExecutor(self._source, self._display_name, timeout)
         try:
-            await arun(probe(spare._topology, slot, self.timeout, monotonic() + within), spare.answer)
+            await arun(probe(spare._topology, slot, self.timeout, monotonic() + timeout), spare.answer)
             for address, made in spare._servers.items():
                 if not address.sentinel and not self.closed:
                     own = self._servers.setdefault(address, BatchSender(self._source, address, self.timeout))
@@ -115,13 +116,3 @@ class AsyncExecutor(Executor):
 async def _close_idle(servers: dict[Address, BatchSender]) -> None:
     for sender in list(servers.values()):
         await sender.close_idle()
-
-
-async def _probe_in_task(executor: weakref.ref[AsyncExecutor], breaker: Breaker, slot: int) -> None:
-    async def answer(request: float | Probe) -> None:
-        if isinstance(request, Probe):
-            await request.executor.probe(request.slot)
-        else:
-            await asyncio.sleep(request)
-
-    await arun(probe_until_back(executor, breaker, slot), answer)

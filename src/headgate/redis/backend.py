@@ -39,21 +39,21 @@ class RuleOnRedis:
         self.script = LimiterScript(rule, store.prefix, store.hash_keys, store.clock)
         self.fallback = Fallback(on_store_error, rule, store.clock)
         self._store = store
-        self._limit: float | None = None  # seconds for a call; None: the store's time-out
+        self._time_limit: float | None = None  # seconds for a call; None: the store's time-out
 
     def with_timeout(self, seconds: float) -> Self:
         """The same backend with *seconds* for a call, if that is less than the store's time-out."""
         other = copy.copy(self)
-        other._limit = seconds
+        other._time_limit = seconds
         return other
 
     def _take(self, executor: Executor, key: str, permits: int) -> Generator[Request, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
-        fallback, limit = self.fallback, self._limit
+        fallback, time_limit = self.fallback, self._time_limit
         try:
             if fallback.debts and (debt := fallback.take_debt(key)):
-                limit = yield from self._charge(executor, key, debt)
-            reply = yield from executor.plan(self.script, LimiterCall("take", key, permits), limit)
+                time_limit = yield from self._charge(executor, key, debt)
+            reply = yield from executor.plan(self.script, LimiterCall("take", key, permits), time_limit)
         except _FAILURES as error:
             return fallback.take(key, permits, error, refused=_refused(error), unsure=_may_have_run(error))
         if fallback.refused_at:
@@ -67,16 +67,16 @@ class RuleOnRedis:
         """Charge what was granted in an outage, once at most; returns the seconds that are left for the check."""
         begun = monotonic()
         try:
-            yield from executor.plan(self.script, LimiterCall("charge", key, debt), self._limit)
+            yield from executor.plan(self.script, LimiterCall("charge", key, debt), self._time_limit)
         except Unreached:
             self.fallback.record_debt(key, debt)  # it was not sent
             raise
-        return max((self._limit or executor.timeout) - (monotonic() - begun), 0.001)
+        return max((self._time_limit or executor.timeout) - (monotonic() - begun), 0.001)
 
     def _peek(self, executor: Executor, key: str, permits: int) -> Generator[Request, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity, 0)
         try:
-            reply = yield from executor.plan(self.script, LimiterCall("peek", key, permits), self._limit)
+            reply = yield from executor.plan(self.script, LimiterCall("peek", key, permits), self._time_limit)
         except _FAILURES as error:
             return self.fallback.peek(key, permits, error, refused=_refused(error))
         if self.fallback.refused_at:
@@ -88,7 +88,7 @@ class RuleOnRedis:
         left = self.fallback.refund(key, permits)
         try:
             while left:
-                reply = yield from executor.plan(self.script, LimiterCall("refund", key, left), self._limit)
+                reply = yield from executor.plan(self.script, LimiterCall("refund", key, left), self._time_limit)
                 left = unrefunded(reply)
         except _FAILURES as error:
             self.fallback.record_failure(error, refused=_refused(error))
@@ -99,7 +99,7 @@ class RuleOnRedis:
         key = check_key(key)
         self.fallback.reset(key)
         try:
-            yield from executor.plan(self.script, LimiterCall("reset", key, 1), self._limit)
+            yield from executor.plan(self.script, LimiterCall("reset", key, 1), self._time_limit)
         except _FAILURES as error:
             self.fallback.record_failure(error, refused=_refused(error))
             return False

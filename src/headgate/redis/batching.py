@@ -26,7 +26,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from headgate._plan import arun
 from headgate.redis.breaker import note_connected_at
 from headgate.redis.execute import ScriptRequest, reply_after_asking
-from headgate.redis.script import pack, text, unrefunded
+from headgate.redis.script import REPLY_SIZE, pack, text, unrefunded
 from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
 
@@ -68,10 +68,10 @@ class BatchSender:
         self._queue: deque[PendingCall] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[Any] = []
-        self._made = 0
+        self._connection_count = 0
 
     async def send(self, request: ServerCommand | ScriptRequest) -> Any:
-        """The reply to one request. The time-out is for its round trip, and begins when that does."""
+        """The reply to one request. Its time-out starts when the round trip starts."""
         pending = PendingCall(request, self.loop.create_future())
         self._enqueue(pending)
         try:
@@ -82,7 +82,7 @@ class BatchSender:
             raise
 
     def in_use(self) -> int:
-        return self._made - len(self._idle)
+        return self._connection_count - len(self._idle)
 
     def idle(self) -> int:
         return len(self._idle)
@@ -97,20 +97,20 @@ class BatchSender:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         while self._idle:
             await self._idle.pop().disconnect()
-            self._made -= 1
+            self._connection_count -= 1
 
     async def close_idle(self) -> None:
         """Close the idle connections in this turn of the event loop: it may be one of the last."""
         while self._idle:
             await self._idle.pop().disconnect(nowait=True)
-            self._made -= 1
+            self._connection_count -= 1
 
     def take_connections(self, other: BatchSender) -> None:
         """Take over the idle connections of *other*, which is about to be closed."""
-        while other._idle and self._made < self._max_tasks:
+        while other._idle and self._connection_count < self._max_tasks:
             self._idle.append(other._idle.pop())
-            self._made += 1
-            other._made -= 1
+            self._connection_count += 1
+            other._connection_count -= 1
 
     def _enqueue(self, pending: PendingCall) -> None:
         self._queue.append(pending)
@@ -132,12 +132,13 @@ class BatchSender:
         try:
             while self._queue:
                 batch: list[PendingCall] = []
-                weight = 0
-                while self._queue and weight < MAX_BATCH:
+                quotas = 0
+                while self._queue and quotas < MAX_BATCH:
                     pending = self._queue.popleft()
                     if not pending.done.cancelled():
                         batch.append(pending)
-                        weight += pending.request.script.weight if isinstance(pending.request, ScriptRequest) else 1
+                        request = pending.request
+                        quotas += request.script.quota_count if isinstance(request, ScriptRequest) else 1
                 if batch:
                     await self._round_trip(batch)
         finally:
@@ -158,7 +159,7 @@ class BatchSender:
                 finally:
                     await self._release(connection)
         except (RedisError, OSError) as error:
-            if not str(error):  # of the time-out; without a connection nothing was sent, so nothing can be spent
+            if not str(error):  # our own time-out, which has no text; if there was no connection, nothing was sent
                 error = (TimeoutError if connection else Unreached)(f"no answer within {self._timeout} s")
             _fail(batch, error)
             if not isinstance(error, ResponseError):  # the calls queued behind have waited as long for the same server
@@ -185,12 +186,12 @@ class BatchSender:
                 _fail(group, error)
             else:
                 for i, pending in enumerate(group):
-                    self._deliver(pending, reply if len(group) == 1 else reply[5 * i : 5 * i + 5])
+                    self._deliver(pending, reply if len(group) == 1 else reply[REPLY_SIZE * i : REPLY_SIZE * (i + 1)])
 
     def _deliver(self, pending: PendingCall, reply: Any) -> None:
         if pending.done.done():
             self._refund_unread(pending.request, reply)
-        elif isinstance(pending.request, ScriptRequest) and pending.request.script.joins and reply[0] < 0:
+        elif isinstance(pending.request, ScriptRequest) and pending.request.script.mergeable and reply[0] < 0:
             pending.done.set_exception(ResponseError(text(reply[1])))
         else:
             pending.done.set_result(reply)
@@ -206,9 +207,9 @@ class BatchSender:
             options = self._source.connection_options(self._address)
             # one time-out around a round trip replaces redis-py's around every read and write
             connection = kind(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
-            self._made += 1
+            self._connection_count += 1
         try:
-            if connection.is_connected and await _can_read(connection):  # with no call under way: the server closed it
+            if connection.is_connected and await _can_read(connection):  # readable while idle: the server closed it
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 connection.connected_at = monotonic()
@@ -261,12 +262,12 @@ def _groups(batch: list[PendingCall], partitioned: bool) -> list[Group]:
     """The calls that share a command; in a Cluster none do, since a script's keys must lie in one slot."""
     if partitioned:
         return [[pending] for pending in batch]
-    return [list(group) for _, group in groupby(batch, key=_kind)]
+    return [list(group) for _, group in groupby(batch, key=_group_key)]
 
 
-def _kind(pending: PendingCall) -> object:
+def _group_key(pending: PendingCall) -> object:
     request = pending.request
-    if isinstance(request, ScriptRequest) and request.script.joins and not request.asking:
+    if isinstance(request, ScriptRequest) and request.script.mergeable and not request.asking:
         return request.script, request.call.op, request.send_source
     return pending
 
@@ -275,7 +276,7 @@ def _packed(group: Group) -> bytes:
     request = group[0].request
     if isinstance(request, ServerCommand):
         return request.command
-    calls = [request.call] if len(group) == 1 else [pending.request.call for pending in group]  # type: ignore[union-attr]  # `_kind` puts no ServerCommand beside a call
+    calls = [request.call] if len(group) == 1 else [pending.request.call for pending in group]  # type: ignore[union-attr]  # `_group_key` puts no ServerCommand beside a call
     command = request.script.command(calls, request.send_source)
     return pack("ASKING") + command if request.asking else command
 

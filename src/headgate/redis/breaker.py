@@ -1,16 +1,14 @@
 """A circuit breaker before a server that does not answer: an outage costs microseconds, not time-outs.
 
 After `FAILURES` calls in a row without an answer the breaker opens, and the policy answers without touching the server.
-One probe at a time looks in the background whether the server is back, and closes the breaker. Only silence counts: an
-error that the server sends is an answer, and it cost no wait.
+One probe at a time looks in the background whether the server is back, and closes the breaker (see
+`headgate.redis.probe`). Only silence counts: an error that the server sends is an answer, and it cost no wait.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from random import Random
 from time import monotonic
 from typing import Any
 
@@ -20,12 +18,7 @@ TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 
 logger = logging.getLogger("headgate")
 
-DICE = Random()  # its own: a program may seed the common one, and some tests watch it
-
-FAILURES = 3
-FIRST_PROBE = 0.05  # seconds; then doubled up to the next
-SLOWEST_PROBE = 0.5
-PROBE_TIMEOUT = 1.0  # more than a check has: no caller waits for a probe, and a far server may need it to connect
+FAILURES = 3  # in a row
 
 
 class Breaker:
@@ -42,10 +35,10 @@ class Breaker:
         self._probing = False
         self._lock = threading.Lock()
 
-    def failed(self, error: Exception, begun: float, must_last: float = 0.0) -> bool:
+    def failed(self, error: Exception, begun: float, min_span: float = 0.0) -> bool:
         """Count a call that began at *begun* and got no answer. Returns whether to probe the server now.
 
-        *must_last*: the caller gave less time than the store's time-out. Then failures must span that many seconds
+        *min_span*: the caller gave less time than the store's time-out. Then failures must span that many seconds
         before a probe starts, and the breaker opens only when that probe, which has more time, fails as well.
         """
         with self._lock:
@@ -58,8 +51,8 @@ class Breaker:
             self.last_error = f"{type(error).__name__}: {error}"
             if self.open or self.failures < FAILURES:
                 return self.open
-            if must_last:
-                return now - self._first_failure >= must_last
+            if min_span:
+                return now - self._first_failure >= min_span
         self.give_up(error)
         return True
 
@@ -81,13 +74,13 @@ class Breaker:
         if was_open:
             logger.warning("%s answers again", self.server)
 
-    def start_probe(self) -> bool:
-        """Whether the caller may probe the server: one probe at a time. `end_probe` must follow."""
+    def claim_probe(self) -> bool:
+        """Whether the caller may probe the server: one probe at a time. `release_probe` must follow."""
         with self._lock:
             free, self._probing = not self._probing, True
         return free
 
-    def end_probe(self) -> None:
+    def release_probe(self) -> None:
         self._probing = False
 
 
@@ -99,11 +92,3 @@ def note_connected_at(connection: Any, error: BaseException) -> None:
     """
     if hasattr(connection, "connected_at"):  # connections of a client that was handed in do not have it
         setattr(error, "connected_at", connection.connected_at)  # noqa: B010  # exceptions do not declare it
-
-
-def probe_intervals() -> Iterator[float]:
-    """Seconds to wait before each probe: short at first, then longer, and never in step with other processes."""
-    interval = FIRST_PROBE
-    while True:
-        yield interval * DICE.uniform(0.8, 1.2)
-        interval = min(2 * interval, SLOWEST_PROBE)

@@ -1,15 +1,22 @@
 """How a call of a script is made, whatever the topology: breaker first, then the right server, again where it is safe.
 
 It is safe to send again what the server says it has not done (NOSCRIPT, MOVED, ASK, TRYAGAIN, LOADING, READONLY,
-CLUSTERDOWN) and what was never sent. After a lost reply it is not: the script may have run, so the call fails and the
-policy answers. A check is spent once at most, never twice.
+CLUSTERDOWN) and what was never sent. After a lost reply only scripts marked `repeatable` are sent again. A limiter's
+script is not, because it may have run: the call fails and the policy answers. A check is spent once at most.
 
 Everything here is a plan (see `headgate._plan`). `SyncExecutor` and `AsyncExecutor` answer its requests.
+
+Words for time, in this package:
+
+    timeout        seconds that a call may take, a setting of the store
+    time_limit     seconds that a caller gives one call; where it is less than the time-out, the call is *shortened*
+    deadline       when a call must have ended, on the monotonic clock
+    check_timeout  the time-out of a limiter's check, for a probe or a health check, which has more time itself
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -28,14 +35,14 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from headgate.redis.breaker import Breaker, probe_intervals
-from headgate.redis.script import LimiterCall, Script, ScriptCall, pack
-from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_is_ok, topology
+from headgate.redis.breaker import Breaker
+from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
 from headgate.redis.url import Address, RedisURL
 
-PAUSE = 0.005  # seconds before a server that said "not now" is asked again
+PAUSE = 0.005  # seconds before a server that said "not now" is redirect again
 
-# What counts as no answer: silence, and a Cluster that says it is down although it was asked until the time was over.
+# What counts as no answer: silence, and a Cluster that still says at the deadline that it is down.
 NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
 
 
@@ -47,8 +54,8 @@ class ScriptRequest(NamedTuple):
     call: Any  # a `LimiterCall` of a LimiterScript, a `ScriptCall` of a LuaScript
     send_source: bool  # send the script itself: the server does not know it
     asking: bool  # the slot is on its way to this server
-    until: float  # monotonic
-    strict: bool  # `until` counts also while the request is queued here; else only the server's own time does
+    deadline: float
+    counts_queue_time: bool  # False: the time-out starts when an event loop sends the request, not when it queues it
 
 
 Request = ServerCommand | ScriptRequest | float  # a float: sleep that many seconds
@@ -73,8 +80,10 @@ class Executor:
         self._breaker = Breaker(self._display_name)
         self._breakers: dict[Address | None, Breaker] = {}  # one for each server, where keys lie at different ones
 
-    def plan(self, script: Script, call: LimiterCall | ScriptCall, limit: float | None) -> Generator[Request, Any, Any]:
-        """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
+    def plan(
+        self, script: Script, call: LimiterCall | ScriptCall, time_limit: float | None
+    ) -> Generator[Request, Any, Any]:
+        """The reply to *call*; raises at once while the breaker is open. *time_limit*: None for the time-out."""
         topology, slot, breaker = self._topology, 0, self._breaker
         if topology.partitioned:
             slot = script.slot(call.key)
@@ -83,14 +92,14 @@ class Executor:
             self.start_probe(breaker, slot)
             raise Unreached(f"{breaker.server} does not answer: {breaker.last_error}")
         begun = monotonic()
-        hasty = limit is not None and limit < self.timeout
-        until = begun + (limit if hasty and limit else self.timeout)
+        seconds = self.timeout if time_limit is None else min(time_limit, self.timeout)
+        shortened = seconds < self.timeout
         try:
-            reply = yield from _attempts(topology, script, call, slot, until, hasty)
+            reply = yield from _attempts(topology, script, call, slot, begun + seconds, counts_queue_time=shortened)
         except ConnectionsExhausted:
-            raise  # which is not the server's doing
+            raise  # the server did not fail
         except NO_REPLY_ERRORS as error:
-            if breaker.failed(error, begun, self.timeout if hasty else 0.0):
+            if breaker.failed(error, begun, self.timeout if shortened else 0.0):
                 self.start_probe(breaker, slot)
             raise
         if breaker.failures:
@@ -113,87 +122,58 @@ class Executor:
 
 
 def _attempts(
-    topology: Topology, script: Script, call: LimiterCall | ScriptCall, slot: int, until: float, strict: bool
+    topology: Topology,
+    script: Script,
+    call: LimiterCall | ScriptCall,
+    slot: int,
+    deadline: float,
+    counts_queue_time: bool,
 ) -> Generator[Request, Any, Any]:
-    """Send *call* until it is answered; raise the last error once it is past *until* (monotonic)."""
-    send_source, asked = False, None
+    """Send *call* until it is answered; raise the last error once the deadline has passed."""
+    send_source, redirect = False, None
     problem: RedisError
     while True:
-        address = asked or topology.address(slot) or (yield from topology.discover(slot, until))
+        address = redirect or topology.address(slot) or (yield from topology.discover(slot, deadline))
         try:
-            return (yield ScriptRequest(address, script, call, send_source, asked is not None, until, strict))
+            asking = redirect is not None
+            return (yield ScriptRequest(address, script, call, send_source, asking, deadline, counts_queue_time))
         except NoScriptError as error:  # a new server, or its cache was flushed
             if send_source:
                 raise
-            send_source = strict = True
+            send_source = counts_queue_time = True
             problem = error
             continue
         except MovedError as error:  # before AskError, of which it is a subclass
             topology.moved(error.slot_id, Address(error.host or address.host, error.port))
             problem = error
         except AskError as error:
-            asked, strict, problem = Address(error.host or address.host, error.port), True, error
-            if monotonic() > until:
+            redirect, counts_queue_time, problem = Address(error.host or address.host, error.port), True, error
+            if monotonic() > deadline:
                 raise
             continue
         except TryAgainError as error:
             problem = error
             yield PAUSE
         except (BusyLoadingError, ReadOnlyError, ClusterDownError, MasterDownError, Unreached) as error:
-            if not topology.lost(address) or monotonic() + PAUSE > until:
+            topology.mark_lost(address)
+            if not topology.has_other_servers or monotonic() + PAUSE > deadline:
                 raise
             problem = error
             yield PAUSE
-            yield from topology.discover(slot, until)
+            yield from topology.discover(slot, deadline)
         except (RedisError, OSError) as error:
-            elsewhere = topology.lost(address)  # for the next call: this one may have been done
-            refused = isinstance(error, ResponseError)
-            safe = (refused and elsewhere and "read only replica" in str(error)) or (not refused and script.repeatable)
-            if not safe or monotonic() + PAUSE > until:
+            topology.mark_lost(address)  # the next call looks for the server, also if this one is not sent again
+            if isinstance(error, ResponseError):
+                may_repeat = topology.has_other_servers and "read only replica" in str(error)
+            else:
+                may_repeat = script.repeatable
+            if not may_repeat or monotonic() + PAUSE > deadline:
                 raise
             problem = ConnectionError(str(error))
             yield PAUSE
-        asked, strict = None, True
-        if monotonic() > until:
+        redirect, counts_queue_time = None, True
+        if monotonic() > deadline:
             raise problem
-
-
-class Probe(NamedTuple):
-    """A request: see whether *executor* can ask for *slot* again."""
-
-    executor: Any  # a SyncExecutor or an AsyncExecutor
-    slot: int
-
-
-def probe_until_back(
-    executor: Callable[[], Executor | None], breaker: Breaker, slot: int
-) -> Generator[float | Probe, None, None]:
-    """Probe the server of *slot* until it answers. *executor* is a weak reference: no limiter, no probe."""
-    for interval in probe_intervals():
-        yield interval if breaker.open else 0.0
-        alive = executor()
-        if alive is None or alive.closed or not breaker.failures:
-            return
-        try:
-            yield Probe(alive, slot)
-        except Exception as error:  # any error: no caller would hear of it
-            breaker.give_up(error)
-            del alive
-        else:
-            breaker.answered()
-            return
-
-
-def probe(topology: Topology, slot: int, patience: float, until: float) -> Generator[ServerCommand, Any, None]:
-    """Return if *slot* can be asked for in the *patience* seconds that a check has; raise if not."""
-    address = yield from topology.discover(slot, until)
-    yield ServerCommand(address, pack("PING"), until)  # connects, which may take longer
-    begun = monotonic()
-    yield ServerCommand(address, pack("EVAL", "return 1", 0), until)  # a server may answer PING and hold scripts up
-    if (took := monotonic() - begun) > patience:
-        raise TimeoutError(f"it answers, but in {took:.2f} s, and a check has {patience} s")
-    if topology.partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), until))):
-        raise ClusterDownError("CLUSTERDOWN as the server itself says")
 
 
 def reply_after_asking() -> Generator[None, Any, Any]:

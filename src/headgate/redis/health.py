@@ -18,40 +18,41 @@ from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_
 from headgate.redis.url import Address
 from headgate.stores.base import Health
 
-WITHIN = 1.0  # seconds for the whole check
+HEALTH_TIMEOUT = 1.0  # seconds for the whole check
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
 
 
-def examine(topology: Topology, patience: float, until: float) -> Generator[ServerCommand, Any, Health]:
-    """Check the first server that answers, by *until*. A limiter's check has *patience* seconds."""
+def examine(topology: Topology, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, Health]:
+    """Check the first server that answers, by the deadline; one slower than *check_timeout* seconds is not healthy."""
     problem: Exception | None = None
     known_servers = topology.servers()
     candidates: list[Address | None] = [None, *known_servers] if topology.partitioned else [*known_servers]
     for known in candidates or [None]:
         try:
             # found anew where there are several: a server of the URL may be a replica by now
-            address = known or (yield from topology.discover(0, until))
-            return (yield from _examine(address, topology.partitioned, patience, until))
+            address = known or (yield from topology.discover(0, deadline))
+            return (yield from _examine(address, topology.partitioned, check_timeout, deadline))
         except (RedisError, OSError) as error:
             problem = error
     return Health(False, _reason(problem), (f"{type(problem).__name__}: {problem}",))
 
 
 def _examine(
-    address: Address, partitioned: bool, patience: float, until: float
+    address: Address, partitioned: bool, check_timeout: float, deadline: float
 ) -> Generator[ServerCommand, Any, Health]:
-    yield ServerCommand(address, pack("PING"), until)  # connects
+    yield ServerCommand(address, pack("PING"), deadline)  # connects
     begun = monotonic()
     try:
-        yield ServerCommand(address, pack("PING"), until)
+        yield ServerCommand(address, pack("PING"), deadline)
         latency = monotonic() - begun
-        info = _fields(text((yield ServerCommand(address, pack("INFO"), until))))
-        seconds, micros = yield ServerCommand(address, pack("TIME"), until)
+        info = _fields(text((yield ServerCommand(address, pack("INFO"), deadline))))
+        seconds, micros = yield ServerCommand(address, pack("TIME"), deadline)
         skew = int(seconds) + int(micros) / 1_000_000 - time()
-        down = partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), until)))
+        down = partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline)))
     except (TimeoutError, redis.exceptions.TimeoutError):
-        return Health(False, "slow", (f"it answers, but not everything within {WITHIN:.0f} s",), monotonic() - begun)
+        problem = f"it answers, but not everything within {HEALTH_TIMEOUT:.0f} s"
+        return Health(False, "slow", (problem,), monotonic() - begun)
     role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
     problems = []
     reason = "ok"
@@ -63,7 +64,7 @@ def _examine(
         reason = "read-only"
     elif _out_of_memory(info):
         reason = "out of memory"
-    elif latency > patience:
+    elif latency > check_timeout:
         reason = "slow"
     if latency > SLOW:
         problems.append(f"slow: a PING took {1000 * latency:.0f} ms")

@@ -138,6 +138,8 @@ end
 return answers
 """
 
+REPLY_SIZE = 5  # integers that the script answers for each check
+
 # Functions that an algorithm may leave out: `where` gives the Redis key of a state if that is not the key itself, and
 # `at_once` the number of permits that a refund may give back in one call if that is not all of them.
 _OPTIONAL = ("where", "at_once")
@@ -155,7 +157,7 @@ class LimiterScript:
     """One limiter's calls of its script, as bytes."""
 
     repeatable = False  # a second run would spend a second time
-    joins = True  # several calls of one op are one command, and its reply is five integers for each
+    mergeable = True  # several calls of one op can be one command; its reply has `REPLY_SIZE` integers for each
 
     def __init__(self, rule: Rule, prefix: str, hash_keys: bool, clock: Clock | None) -> None:
         lua = ALGORITHMS[rule.kind].lua
@@ -163,7 +165,7 @@ class LimiterScript:
         self.text = "".join([*absent, lua, _FRAME])
         self.sha = _sha(self.text)
         self.capacity = rule.capacity
-        self.weight = len(rule.parts)  # how much of Redis's time a call takes, roughly
+        self.quota_count = len(rule.parts)
         self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # quotas whose keys change with time
         self._tag = _hashed_tag if hash_keys else hash_tag
         self._clock = clock
@@ -210,7 +212,7 @@ class LimiterScript:
         return decision_in(units, allowed == 1, units.limit - remaining, reset, retry)
 
     def _start(self, script: bytes, checks: int) -> bytes:
-        keys = checks * self.weight
+        keys = checks * self.quota_count
         return b"*%d\r\n" % (self._fixed + keys + checks) + script + pack_arguments(keys)
 
     def _middle(self, op: str) -> bytes:
@@ -251,8 +253,8 @@ class LuaScript:
     *repeatable*: a second run changes nothing, so a call whose reply was lost is sent again while there is time.
     """
 
-    weight = 1
-    joins = False  # two calls are two commands
+    quota_count = 1
+    mergeable = False  # two calls are two commands
 
     def __init__(self, source: str, repeatable: bool = False) -> None:
         self.text = source

@@ -18,19 +18,17 @@ from redis.retry import Retry
 from headgate._lifecycle import renew_after_fork
 from headgate._plan import run
 from headgate._waiters import SignalSafeEvent
-from headgate.redis.breaker import PROBE_TIMEOUT, Breaker, note_connected_at
+from headgate.redis.breaker import Breaker, note_connected_at
 from headgate.redis.execute import (
     NO_REPLY_ERRORS,
     ConnectionsExhausted,
     Executor,
-    Probe,
     Request,
     ScriptRequest,
-    probe,
-    probe_until_back,
     reply_after_asking,
 )
 from headgate.redis.health import examine
+from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_thread
 from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall, pack
 from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
@@ -60,21 +58,21 @@ class ServerConnections:
         # closes them when this object is gone, before a garbage collection finds open sockets, which would warn
         weakref.finalize(self, _disconnect, self._idle).atexit = False
 
-    def acquire(self, until: float, max_idle: float = MAX_IDLE) -> Any:
-        """A connected connection, whose reads and writes end by *until*. Raises `Unreached` if there is none.
+    def acquire(self, deadline: float, max_idle: float = MAX_IDLE) -> Any:
+        """A connected connection, whose reads and writes end by *deadline*. Raises `Unreached` if there is none.
 
         A connection that was idle for longer than *max_idle* seconds is checked first.
         """
         if not isinstance(self._source, RedisURL):
-            return self._from_client(self._source, until)
+            return self._from_client(self._source, deadline)
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
-            connection, used_at = self._wait(until)
+            connection, used_at = self._wait(deadline)
         now = monotonic()
         if now - used_at > max_idle or used_at <= self._last_broken:
             try:
-                self._connect(connection, until - now)
+                self._connect(connection, deadline - now)
             except BaseException as error:
                 self.release(connection, clean=False)
                 if isinstance(error, ReadOnlyError):
@@ -83,7 +81,7 @@ class ServerConnections:
                     raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
                 raise
             now = monotonic()
-        connection._sock.settimeout(max(until - now, MIN_TIMEOUT))
+        connection._sock.settimeout(max(deadline - now, MIN_TIMEOUT))
         return connection
 
     def release(self, connection: Any, *, clean: bool) -> None:
@@ -114,7 +112,7 @@ class ServerConnections:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def _wait(self, until: float) -> tuple[Any, float]:
+    def _wait(self, deadline: float) -> tuple[Any, float]:
         """Make a connection or wait for one, without a lock that a signal could leave held."""
         event = SignalSafeEvent()
         try:
@@ -127,7 +125,7 @@ class ServerConnections:
                     pass
                 if made := self._make():
                     return made, NEVER
-                left = until - monotonic()
+                left = deadline - monotonic()
                 if left <= 0:
                     raise ConnectionsExhausted(f"all {len(self._all)} connections are in use: raise max_connections")
                 event.wait(min(left, RECHECK))
@@ -156,13 +154,13 @@ class ServerConnections:
             self._all.add(made)
             return made
 
-    def _from_client(self, pool: redis.ConnectionPool, until: float) -> Any:
-        """A connection of a client's pool. It connects by the client's time-outs; a call on it ends by *until*."""
+    def _from_client(self, pool: redis.ConnectionPool, deadline: float) -> Any:
+        """A connection of a client's pool. It connects by the client's time-outs; a call on it ends by *deadline*."""
         try:
             connection: Any = pool.get_connection()
         except MaxConnectionsError as error:
             raise ConnectionsExhausted(str(error)) from error
-        left = max(until - monotonic(), MIN_TIMEOUT)
+        left = max(deadline - monotonic(), MIN_TIMEOUT)
         if connection._sock is not None and left < (connection.socket_timeout or math.inf):
             connection._sock.settimeout(left)
         return connection
@@ -214,13 +212,13 @@ class SyncExecutor(Executor):
         self._servers = {}
         self.closed = False
 
-    def execute(self, script: Script, call: LimiterCall | ScriptCall, limit: float | None = None) -> Any:
-        """The reply to *call* within *limit* seconds, or the time-out; raises at once while the breaker is open."""
-        return run(self.plan(script, call, limit), self.answer)
+    def execute(self, script: Script, call: LimiterCall | ScriptCall, time_limit: float | None = None) -> Any:
+        """The reply to *call*; raises at once while the breaker is open. *time_limit*: None for the time-out."""
+        return run(self.plan(script, call, time_limit), self.answer)
 
-    def examine(self, within: float, patience: float) -> Health:
-        """Check the server's health *within* seconds, past the breaker. A limiter's check has *patience* seconds."""
-        return run(examine(self._topology, patience, monotonic() + within), self.answer)
+    def examine(self, time_limit: float, check_timeout: float) -> Health:
+        """Check the server's health within *time_limit* seconds, past the breaker."""
+        return run(examine(self._topology, check_timeout, monotonic() + time_limit), self.answer)
 
     def connections(self) -> list[ServerConnections]:
         return list(self._servers.values())
@@ -241,7 +239,7 @@ class SyncExecutor(Executor):
             connections = self._servers.setdefault(request.address, made)
         # coordination's scripts check every connection: a stray reply read as theirs would give one lock to two owners
         careful = isinstance(request, ScriptRequest) and isinstance(request.script, LuaScript)
-        connection = connections.acquire(request.until, 0.0 if careful else MAX_IDLE)
+        connection = connections.acquire(request.deadline, 0.0 if careful else MAX_IDLE)
         clean = False
         try:
             if isinstance(request, ServerCommand):
@@ -268,28 +266,16 @@ class SyncExecutor(Executor):
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
         try:
-            if self.closed or not breaker.start_probe():
+            if self.closed or not breaker.claim_probe():
                 return
             arguments = (weakref.ref(self), breaker, slot)
-            threading.Thread(target=_probe_in_thread, args=arguments, name="headgate-probe", daemon=True).start()
+            threading.Thread(target=probe_in_thread, args=arguments, name="headgate-probe", daemon=True).start()
         except BaseException as error:  # no more threads; or a signal, which may have kept the thread from starting
-            breaker.end_probe()  # so that one of the next calls can start a probe
+            breaker.release_probe()  # so that one of the next calls can start a probe
             if not isinstance(error, RuntimeError):
                 raise
 
     def probe(self, slot: int) -> None:
-        until = monotonic() + max(self.timeout, PROBE_TIMEOUT)
-        run(probe(self._topology, slot, self.timeout, until), self.answer)
-
-
-def _probe_in_thread(executor: weakref.ref[SyncExecutor], breaker: Breaker, slot: int) -> None:
-    def answer(request: float | Probe) -> None:
-        if isinstance(request, Probe):
-            request.executor.probe(request.slot)
-        else:
-            time.sleep(request)
-
-    try:
-        run(probe_until_back(executor, breaker, slot), answer)
-    finally:
-        breaker.end_probe()
+        """Raise if the server of *slot* does not answer as a check needs it."""
+        deadline = monotonic() + max(self.timeout, PROBE_TIMEOUT)
+        run(probe(self._topology, slot, self.timeout, deadline), self.answer)

@@ -28,7 +28,7 @@ class ServerCommand(NamedTuple):
 
     address: Address
     command: bytes
-    until: float  # monotonic time by which the reply must be there
+    deadline: float  # monotonic time by which the reply must be there
 
 
 Plan = Generator[ServerCommand, Any, Address]
@@ -38,6 +38,7 @@ class Topology(Protocol):
     """What a caller must know of the servers."""
 
     partitioned: bool  # whether keys lie at different servers
+    has_other_servers: bool  # whether `discover` may find another server for a slot whose server is lost
 
     def address(self, slot: int) -> Address | None:
         """The server that decides for *slot*; None: unknown, find it with `discover`."""
@@ -47,12 +48,12 @@ class Topology(Protocol):
         """The servers that a health check may ask; empty where `discover` has to find one."""
         ...
 
-    def discover(self, slot: int, until: float) -> Plan:
-        """Find the server that decides for *slot*, by *until* (monotonic)."""
+    def discover(self, slot: int, deadline: float) -> Plan:
+        """Find the server that decides for *slot*, by the deadline."""
         ...
 
-    def lost(self, address: Address) -> bool:
-        """Note that *address* does not answer, or no longer decides. Returns whether `discover` may find another."""
+    def mark_lost(self, address: Address) -> None:
+        """Note that *address* does not answer, or no longer decides."""
         ...
 
     def moved(self, slot: int, address: Address) -> None:
@@ -64,6 +65,7 @@ class Single:
     """One server."""
 
     partitioned = False
+    has_other_servers = False
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -74,12 +76,12 @@ class Single:
     def servers(self) -> list[Address]:
         return [self._address]
 
-    def discover(self, slot: int, until: float) -> Plan:
+    def discover(self, slot: int, deadline: float) -> Plan:
         yield from ()
         return self._address
 
-    def lost(self, address: Address) -> bool:
-        return False
+    def mark_lost(self, address: Address) -> None:
+        """There is no other server to ask."""
 
     def moved(self, slot: int, address: Address) -> None:
         raise ConnectionError(
@@ -91,6 +93,7 @@ class Sentinel:
     """The primary of a service, as the Sentinels name it; they are asked again whenever it is lost."""
 
     partitioned = False
+    has_other_servers = True
 
     def __init__(self, url: RedisURL) -> None:
         self._sentinels = list(url.hosts)
@@ -103,18 +106,18 @@ class Sentinel:
     def servers(self) -> list[Address]:
         return []
 
-    def discover(self, slot: int, until: float) -> Plan:
+    def discover(self, slot: int, deadline: float) -> Plan:
         which = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         problems = []
         for sentinel in list(self._sentinels):
             try:
-                found = yield ServerCommand(sentinel, which, _share_of(until))
+                found = yield ServerCommand(sentinel, which, _share_of(deadline))
                 if not found:
                     problems.append(f"{sentinel.host}:{sentinel.port} does not know {self._service!r}")
                     continue
                 primary = Address(text(found[0]), int(found[1]))
                 # a Sentinel that was cut off still names the former primary
-                role = yield ServerCommand(primary, pack("ROLE"), _share_of(until))
+                role = yield ServerCommand(primary, pack("ROLE"), _share_of(deadline))
             except (RedisError, OSError) as error:
                 problems.append(f"{sentinel.host}:{sentinel.port}: {error}")
                 continue
@@ -126,9 +129,8 @@ class Sentinel:
             problems.append(f"{primary.host}:{primary.port} is not the primary any more")
         raise ConnectionError(f"no Sentinel names a primary for {self._service!r}: {'; '.join(problems)}")
 
-    def lost(self, address: Address) -> bool:
+    def mark_lost(self, address: Address) -> None:
         self._primary = None
-        return True
 
     def moved(self, slot: int, address: Address) -> None:
         raise ConnectionError("the server belongs to a Cluster: use redis+cluster://")
@@ -138,6 +140,7 @@ class Cluster:
     """A map of 16,384 slots. MOVED of a server is believed at once; when a server is lost the map is read again."""
 
     partitioned = True
+    has_other_servers = True
 
     def __init__(self, url: RedisURL) -> None:
         self._seeds = list(url.hosts)
@@ -150,7 +153,7 @@ class Cluster:
     def servers(self) -> list[Address]:
         return list(dict.fromkeys([*(address for address in self._slots if address), *self._seeds]))
 
-    def discover(self, slot: int, until: float) -> Plan:
+    def discover(self, slot: int, deadline: float) -> Plan:
         """Read the map, at most ten times a second, from the first server that has one."""
         known = self._slots[slot]
         if known is not None and monotonic() < self._read_again_at:
@@ -160,7 +163,7 @@ class Cluster:
         others = self.servers()
         for server in [*(a for a in others if a != known), *(a for a in others if a == known)]:
             try:
-                ranges = yield ServerCommand(server, pack("CLUSTER", "SLOTS"), _share_of(until))
+                ranges = yield ServerCommand(server, pack("CLUSTER", "SLOTS"), _share_of(deadline))
             except (RedisError, OSError) as error:
                 problems.append(f"{server.host}:{server.port}: {error}")
                 continue
@@ -175,8 +178,8 @@ class Cluster:
             problems.append(f"no server has slot {slot}")
         raise ConnectionError(f"no server gives a map of the Cluster: {'; '.join(problems)}")
 
-    def lost(self, address: Address) -> bool:
-        return True
+    def mark_lost(self, address: Address) -> None:
+        """The map stays: `discover`, which a retry calls first, reads it again."""
 
     def moved(self, slot: int, address: Address) -> None:
         self._slots[slot] = address
@@ -194,9 +197,9 @@ def topology(url: RedisURL | None) -> Topology:
     return Single(url.hosts[0])
 
 
-def _share_of(until: float) -> float:
+def _share_of(deadline: float) -> float:
     now = monotonic()
-    return now + (until - now) * SHARE
+    return now + (deadline - now) * SHARE
 
 
 def check_role(reply: Any) -> None:

@@ -3,9 +3,10 @@
 To add a store:
 
 1. Write a class with the methods of `Store` and a class method `from_url`. `open` returns a `Backend` for the rule of a
-   limiter, `open_async` an `AsyncBackend`; limiters of the same rule share their states.
+   limiter, `open_async` an `AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states.
 2. Add its URL schemes to `SCHEMES`. The class is imported when a URL first names it.
-3. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers.
+3. Give its module a row in `LAYERS` of tests/test_imports.py, above the modules that it imports.
+4. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers.
 
 Limiters, hybrid and coordination stay as they are. The tests in tests/stores run the same promises against every store.
 """
@@ -61,12 +62,19 @@ class Backend(Protocol):
 
     When the store does not answer, `try_acquire` and `peek` answer by `on_store_error`; `refund` and `reset` return
     True if the store did it, False if it could not. Where `on_store_error` is raise, all four raise `StoreUnavailable`.
+    `headgate.fallback.Fallback` implements these policies for any store.
     """
 
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> Clock:
+        """What callers that wait for permits go by: the clock that the store was given, or else `SYSTEM_CLOCK`."""
+        ...
+
     @property
-    def in_process(self) -> bool: ...
+    def in_process(self) -> bool:
+        """Whether no call does I/O, so that an event loop can make it too; if False, it is made in a thread."""
+        ...
+
     def try_acquire(self, key: str, permits: int = 1) -> Decision: ...
     def peek(self, key: str, permits: int = 1) -> Decision: ...
     def refund(self, key: str, permits: int = 1) -> bool: ...
@@ -109,7 +117,7 @@ class Store(Protocol):
 class LeaseCall(NamedTuple):
     """What one process asks of the ledger of one key."""
 
-    key: str  # the name of the ledger, from `LeaseBackend.namer`
+    key: str  # the ledger's key, from `LeaseBackend.key_function`
     params: QuotaParams
     profile: AccuracyProfile
     request: LeaseRequest
@@ -124,17 +132,17 @@ class LeaseBackend(Protocol):
 
     partitioned: bool  # keys lie at several servers: one may fail alone, and one call takes keys of one partition
 
-    def namer(self, rule: Rule) -> Callable[[str], str]:
-        """What turns a client's key into the name of its ledger."""
+    def key_function(self, rule: Rule) -> Callable[[str], str]:
+        """The function that turns a client's key into the key of its ledger."""
         ...
 
-    def partition(self, name: str) -> int:
+    def partition(self, key: str) -> int:
         """The partition of a ledger; the same number for all if the store is not partitioned."""
         ...
 
     def exchange(self, calls: Sequence[LeaseCall], timeout: float | None = None) -> list[LeaseReply | str]: ...
     async def exchange_async(self, calls: Sequence[LeaseCall]) -> list[LeaseReply | str]: ...
-    def last_exchanges(self, timeout: float) -> AbstractAsyncContextManager[AsyncExchange | None]:
+    def closing_exchange(self, timeout: float) -> AbstractAsyncContextManager[AsyncExchange | None]:
         """`exchange_async` for the end of an event loop, on connections of its own; None if it can have none."""
         ...
 
@@ -148,7 +156,7 @@ class LeaseStore(Store, Protocol):
     """A store that `HybridLimiter` can use."""
 
     clock: Clock | None
-    attachments: dict[str, Any]  # what hybrid and coordination keep with the store: shared, and alive as long
+    shared_objects: dict[str, Any]  # what hybrid and coordination keep here, for all that use this store
 
     def leases(self) -> LeaseBackend: ...
 
@@ -168,12 +176,15 @@ class StateBackend(Protocol):
         """Raise a TypeError if threads (or *tasks*) cannot use this store."""
         ...
 
-    def subscribe(self, heard: Callable[[str, str], object], missed: Callable[[], object]) -> None:
-        """Call *heard* with channel and message when another process announces a change, *missed* after a gap."""
+    def subscribe(self, on_message: Callable[[str, str], object], on_gap: Callable[[], object]) -> None:
+        """Call *on_message* with channel and message when another process announces a change.
+
+        Call *on_gap* when messages may have been lost: every waiter asks again.
+        """
         ...
 
     def listen(self, channel: str) -> None:
-        """Add a waiter to *channel*, whose changes are to be heard until its last waiter calls `leave`."""
+        """Add a waiter to *channel*, whose messages are received until its last waiter calls `leave`."""
         ...
 
     def leave(self, channel: str) -> None: ...
@@ -185,7 +196,7 @@ class StateStore(Store, Protocol):
     """A store that coordination can use."""
 
     clock: Clock | None
-    attachments: dict[str, Any]
+    shared_objects: dict[str, Any]
 
     def states(self) -> StateBackend: ...
 

@@ -51,7 +51,7 @@ class MemoryStore:
             raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
         self.max_keys = max_keys
         self.clock = clock
-        self.attachments: dict[str, Any] = {}  # what coordination keeps with the store
+        self.shared_objects: dict[str, Any] = {}  # what coordination keeps with the store
         # Reentrant: an exception that a signal handler raises, at whatever line, never leaves it held; and a handler
         # may itself call the limiter.
         self.lock = threading.RLock()

@@ -16,7 +16,7 @@ from headgate.clock import Clock
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.backend import AsyncRedisBackend, RedisBackend
-from headgate.redis.health import WITHIN
+from headgate.redis.health import HEALTH_TIMEOUT
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import RedisURL, parse_url
 from headgate.rule import Rule
@@ -62,7 +62,7 @@ class RedisStore:
             raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
-        self.attachments: dict[str, Any] = {}  # what hybrid and coordination keep with the store
+        self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
         self._sync_executor: SyncExecutor | None = None
         self._health_executor: SyncExecutor | None = None
         self._health: Health | None = None
@@ -197,7 +197,7 @@ class RedisStore:
             if self._health is None or monotonic() - self._health_at > 1.0:
                 if self._health_executor is None:
                     self._health_executor = SyncExecutor(_separate(self._sync_source()), self._server_name())
-                seen = self._health_executor.examine(WITHIN, self._patience())
+                seen = self._health_executor.examine(HEALTH_TIMEOUT, self._check_timeout())
                 self._health, self._health_at = _with_connections(seen, self._sync_executor), monotonic()
             return self._health
 
@@ -212,9 +212,9 @@ class RedisStore:
 
     async def _examine(self) -> Health:
         source = _separate(self._async_source())
-        executor = AsyncExecutor(source, self._server_name(), WITHIN)
+        executor = AsyncExecutor(source, self._server_name(), HEALTH_TIMEOUT)
         try:
-            seen = await executor.examine(WITHIN, self._patience())
+            seen = await executor.examine(HEALTH_TIMEOUT, self._check_timeout())
         finally:
             await executor.aclose()
             if not isinstance(source, RedisURL):
@@ -222,7 +222,7 @@ class RedisStore:
         self._health, self._health_at = _with_connections(seen, self._latest_executor), monotonic()
         return self._health
 
-    def _patience(self) -> float:
+    def _check_timeout(self) -> float:
         return self.url.timeout if self.url else 1.0
 
 
@@ -249,7 +249,7 @@ def _separate(source: RedisURL | Pool) -> RedisURL | Pool:
     """The same way to connect, for a health check that neither waits for a client's connections nor tries for long."""
     if isinstance(source, RedisURL):
         return source
-    brief = {"socket_timeout": WITHIN / 2, "socket_connect_timeout": WITHIN / 2, "retry": None}
+    brief = {"socket_timeout": HEALTH_TIMEOUT / 2, "socket_connect_timeout": HEALTH_TIMEOUT / 2, "retry": None}
     return type(source)(source.connection_class, 4, **{**source.connection_kwargs, **brief})
 
 
