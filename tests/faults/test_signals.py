@@ -140,7 +140,7 @@ def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *, name: str, **options: Any) -> None:
             super().__init__(name=f"not {name}", **options)
 
-    monkeypatch.setattr("headgate.redis.sync_client._probe_in_thread", probe)
+    monkeypatch.setattr("headgate.redis.sync_client.probe_in_thread", probe)
     monkeypatch.setattr("headgate.redis.sync_client.threading.Thread", Thread)
     breakers: list[Breaker] = []
     link = SyncExecutor(parse_url(f"redis://127.0.0.1:{free_port()}"), "Redis")
