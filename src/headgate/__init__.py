@@ -7,6 +7,31 @@ if limiter.try_acquire("user:123"):
     ...
 """
 
+# quota.py         how much, in what time
+# rule.py          what a limiter enforces: name, quotas, algorithm
+# decision.py      the answer to one check
+# limiter.py       Limiter and AsyncLimiter
+# decorators.py    a limit around a function or a block
+# fallback.py      what to answer when the store cannot
+# keys.py          what a key may be, and its place in a Redis key
+# clock.py         time
+# testing.py       ManualClock
+# errors.py        what can go wrong
+# _waiters.py      callers that wait for permits
+# _plan.py         logic for threads and asyncio, written once
+# _lifecycle.py    forks, exits, and the ends of event loops
+# _mypyc.py        what compiled modules need
+# __main__.py      python -m headgate
+# algorithms/      one file for each algorithm
+# stores/          where states are kept
+# redis/           how Redis is asked
+# hybrid/          HybridLimiter
+# simulate/        fleets of hybrid limiters, simulated
+# coordination/    lock, circuit breaker, pool, queue
+# clients/         httpx and requests with a pool
+# service/         headgate over HTTP
+# cli/             the headgate command
+
 from typing import TYPE_CHECKING, Any
 
 from headgate.decision import COMPILED, Decision

@@ -1,4 +1,4 @@
-"""Logic written once, run twice: a plan is a generator that yields requests; a driver answers them.
+"""Logic written once, run twice: a plan is a sans-I/O generator, which yields requests that a driver answers.
 
 `run` answers with plain calls, `arun` with awaited ones. An error of a request, a cancellation included, is thrown
 into the plan, which may ask for something more (to give back what it took, say) before it lets the error go on.

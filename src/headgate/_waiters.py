@@ -2,6 +2,7 @@
 
 Each key has a queue of waiters. Only the first waiter asks the store; it sleeps for the `retry_after` of the denial and
 asks again. The others sleep until they are first. A waiter that leaves, served or not, wakes the next one.
+`acquire` is a plan (see `headgate._plan`), which `Limiter` and `AsyncLimiter` drive.
 """
 
 from __future__ import annotations

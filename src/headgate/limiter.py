@@ -184,6 +184,8 @@ class Limiter(TryAcquire[str, int], _OnStore):
         return twin
 
     def _wait(self, plan: Wait, key: str, permits: int, wake: SignalSafeEvent) -> Decision:
+        """Drive *plan* (see `headgate._plan`): ask the store, or wait until *wake* is set."""
+
         def answer(request: WaiterRequest | float | None) -> Decision | None:
             if request is WaiterRequest.TAKE:
                 wake.clear()

@@ -25,8 +25,8 @@ from headgate import (
     RateLimited,
 )
 from headgate.hybrid import drivers
-from headgate.hybrid.protocol import PROFILES
-from headgate.rule import AlgorithmName
+from headgate.hybrid.protocol import PROFILES, quota_params
+from headgate.rule import AlgorithmName, Rule
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
@@ -223,6 +223,14 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HybridLimiter(**{"quota": "5/s", "store": "redis://127.0.0.1:1", **arguments})
     assert issubclass(InvalidQuota, ValueError)
+
+
+def test_new_algorithm() -> None:
+    """An algorithm that leases do not know is refused by its name."""
+    rule: Any = Rule("5/s", "sliding_window")
+    rule.kind = "seventh"
+    with pytest.raises(ValueError, match="does not serve seventh"):
+        quota_params(rule)
 
 
 def test_warm_key_needs_no_network(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

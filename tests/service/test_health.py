@@ -1,9 +1,11 @@
 """Health, info, description, logs."""
 
 import json
+import re
 
 import pytest
 
+from headgate.algorithms import ALGORITHMS
 from tests.service.conftest import Start
 from tests.support.servers import Server
 from tests.support.service import API, Service, eventually
@@ -103,6 +105,12 @@ def test_the_page(service: Service) -> None:
     assert again.status == 304 and again.body == b""
     script = service.get("/page/main.js")
     assert script.status == 200 and script.headers["content-type"].startswith("text/javascript")
+
+
+def test_algorithms_of_the_page(service: Service) -> None:
+    """The playground offers every algorithm."""
+    script = service.get("/page/algorithms.js").body.decode()
+    assert sorted(re.findall(r'^  \["([A-Z_]+)"', script, re.MULTILINE)) == sorted(map(str.upper, ALGORITHMS))
 
 
 def test_debug_log(start: Start) -> None:

@@ -7,11 +7,12 @@ from typing import get_args
 from hypothesis import strategies as st
 
 from headgate import Quota
-from headgate.rule import AlgorithmName
+from headgate.algorithms import ALGORITHMS as SPECS
+from headgate.algorithms import AlgorithmName
 
 ALGORITHMS: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
-BUCKETS: list[AlgorithmName] = ["token_bucket", "leaky_bucket", "gcra"]  # may have a burst; they refill all the time
-WINDOWS: list[AlgorithmName] = ["fixed_window", "sliding_window", "sliding_window_counter"]
+BUCKETS = [name for name, spec in SPECS.items() if spec.takes_burst]  # they refill all the time
+WINDOWS = [name for name, spec in SPECS.items() if not spec.takes_burst]
 
 HOSTILE_KEYS = [
     "a", "b", "ab", "a}b", "a{b", "{", "}", "{}", "}{", "{a}", "{a", "a}", "a:b", "a:b:c", ":", "::",

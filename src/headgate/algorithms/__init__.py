@@ -1,4 +1,15 @@
-"""The table of algorithms. A new algorithm is a file in this folder, its name in `AlgorithmName`, and a line below."""
+"""The table of algorithms. A new algorithm is a file in this folder, its name in `AlgorithmName`, and a line below.
+
+algorithm.py               what an algorithm is
+all_of.py                  several quotas as one
+bucket.py                  the arithmetic of the three buckets
+token_bucket.py            a full bucket lets a burst through, then calls pass at the rate of the refill
+leaky_bucket.py            the same calls, and their times are evenly spaced
+gcra.py                    the same calls, with the time of the next one as the only state
+fixed_window.py            a counter for each window of the clock
+sliding_window.py          the times of all calls of one period
+sliding_window_counter.py  two counters, the older one weighted
+"""
 
 from __future__ import annotations
 
@@ -23,17 +34,18 @@ AlgorithmName = Literal[
 
 
 class AlgorithmSpec(NamedTuple):
-    """The two halves of an algorithm: its Python class, called with a quota, and its Lua."""
+    """The two halves of an algorithm, its Python class, called with a quota, and its Lua; and what it takes."""
 
     make: Callable[[Quota], Algorithm[Any]]
     lua: str
+    takes_burst: bool = False
 
 
 ALGORITHMS: dict[AlgorithmName, AlgorithmSpec] = {
-    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, bucket.LUA + token_bucket.LUA),
-    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, bucket.LUA + leaky_bucket.LUA),
+    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, bucket.LUA + token_bucket.LUA, takes_burst=True),
+    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, bucket.LUA + leaky_bucket.LUA, takes_burst=True),
     "fixed_window": AlgorithmSpec(fixed_window.FixedWindow, fixed_window.LUA),
     "sliding_window": AlgorithmSpec(sliding_window.SlidingWindow, sliding_window.LUA),
     "sliding_window_counter": AlgorithmSpec(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
-    "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA),
+    "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA, takes_burst=True),
 }

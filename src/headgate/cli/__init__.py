@@ -1,4 +1,7 @@
-"""The ``headgate`` command. Its subcommands import the service only when they run."""
+"""The ``headgate`` command. Its subcommands import the service only when they run.
+
+service.py  the commands of the service: serve, config, token
+"""
 
 from __future__ import annotations
 

@@ -2,5 +2,9 @@
 
     client = httpx.Client(transport=PoolTransport(pool, header("Authorization", "Bearer {}")))
 
-See `headgate.clients.httpx` and `headgate.clients.requests`.
+httpx.py      transports for httpx
+requests.py   an adapter for requests
+sender.py     the loop of attempts that both share
+authorize.py  how a member is written into a request
+retries.py    when a request is sent again
 """

@@ -1,6 +1,7 @@
 """The loop of attempts that all HTTP clients share: acquire a member, send the request, learn, wait, send again.
 
 `PooledSender` knows no HTTP library. A client gives it functions that copy a request, send a copy and classify errors.
+The attempts are a plan (see `headgate._plan`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ Listener = Callable[[str, str, str], object]  # name, the state before, the stat
 
 
 class _AnyCircuitBreaker(Tool):
-    """What `CircuitBreaker` and `AsyncCircuitBreaker` share: the constructor, and what is done, as plans."""
+    """What `CircuitBreaker` and `AsyncCircuitBreaker` share: the constructor, and plans (see `headgate._plan`)."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""What a pool gives out: a member for a time, renewed while it is used, settled in the end."""
+"""What a pool gives out: a member for a time, renewed while it is used, settled in the end.
+
+What a lease does in the store is written as plans (see `headgate._plan`).
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ JITTER = Random()
 
 
 class _AnyLock(Tool):
-    """What `Lock` and `AsyncLock` share: the constructor, the properties, and what is done, as plans."""
+    """What `Lock` and `AsyncLock` share: the constructor, the properties, and plans (see `headgate._plan`)."""
 
     def __init__(
         self,

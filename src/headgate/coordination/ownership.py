@@ -2,7 +2,7 @@
 
 Every thread or task that uses a `Lock` object has acquisitions of its own. One that has none speaks for another that
 has: what one thread of an executor acquired, another may release. The exception is a caller that was just refused: it
-would release what it did not get.
+would release what it did not get. What an acquisition does in the store is written as plans (see `headgate._plan`).
 """
 
 from __future__ import annotations

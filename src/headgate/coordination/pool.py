@@ -44,7 +44,7 @@ CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "
 
 
 class _AnyPool(Tool):
-    """What `Pool` and `AsyncPool` share: the constructor, and what is done, as plans."""
+    """What `Pool` and `AsyncPool` share: the constructor, and plans (see `headgate._plan`)."""
 
     def __init__(
         self,

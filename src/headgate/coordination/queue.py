@@ -30,7 +30,7 @@ JOINING = 10.0  # seconds that a new entry lives without a heartbeat: where thou
 
 
 class _AnyQueue(Tool):
-    """What `WaitQueue` and `AsyncWaitQueue` share: the constructor, and what is done, as plans."""
+    """What `WaitQueue` and `AsyncWaitQueue` share: the constructor, and plans (see `headgate._plan`)."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Renew locks and leases when they are due, for as long as their holder refers to them.
 
 The timers of the backend keep the time; a lock of an event loop is renewed in that loop. The references here are weak:
-a holder that drops its lock object without a release is as good as dead, and the lock expires.
+a holder that drops its lock object without a release is as good as dead, and the lock expires. A renewal is a plan
+(see `headgate._plan`).
 """
 
 from __future__ import annotations

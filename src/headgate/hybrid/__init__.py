@@ -5,11 +5,13 @@ backend.py          their backends: how a caller waits for Redis, in a thread or
 table.py            every decision: from a lease without a round trip (the hot path), or from a reply
 fallback_policy.py  whether Redis answers, and what callers get while it does not
 limiter_leases.py   one limiter's leases: its waiting callers, and what is given back
-manager.py          what to tell Redis next about all leases of a process; schedule.py: when, and what goes back
-drivers.py          the thread, or the task of an event loop, that sends it
+manager.py          what to tell Redis next about all leases of a process
+schedule.py         when that is due, and the leases that are to be given back
+drivers.py          the thread, or the task of an event loop, that sends it; gives everything back at exit
 protocol.py         the messages between a process and Redis
 lease.py            a process's side of one key
-ledger.py           Redis's side of one key, in Python; script.py: the same in Lua
+ledger.py           Redis's side of one key, in Python
+script.py           Redis's side in Lua
 redis_leases.py     the ledgers in a Redis: how a `RedisStore` runs the script
 """
 

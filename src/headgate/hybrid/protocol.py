@@ -61,11 +61,12 @@ def quota_params(rule: Rule) -> QuotaParams:
         return QuotaParams("fixed", algorithm.limit, 1, 0, algorithm.period, 0, speed)
     if isinstance(algorithm, SlidingWindowCounter):
         return QuotaParams("counter", algorithm.limit, algorithm.steps, 0, algorithm.period, algorithm.step, speed)
-    instead = {
+    reasons = {
         "leaky_bucket": "it spaces calls in time, which a lease cannot do; token_bucket admits the same calls",
         "sliding_window": "every call has a time of its own there; sliding_window_counter comes close",
-    }[rule.kind]
-    raise ValueError(f"HybridLimiter does not serve {rule.kind}: {instead}, and Limiter serves {rule.kind} exactly")
+    }
+    reason = reasons.get(rule.kind, "there are no leases for this algorithm")
+    raise ValueError(f"HybridLimiter does not serve {rule.kind}: {reason}, and Limiter serves {rule.kind} exactly")
 
 
 class AccuracyProfile(NamedTuple):

@@ -72,7 +72,7 @@ class AsyncExecutor(Executor):
             await end.aclose()
 
     def answer(self, request: Request) -> Coroutine[Any, Any, Any]:
-        """Do what a plan requests: sleep, or have the request sent with the next batch."""
+        """Do what a plan (see `headgate._plan`) requests: sleep, or have the request sent with the next batch."""
         if isinstance(request, float):
             return asyncio.sleep(request)
         sender = self._servers.get(request.address)

@@ -229,7 +229,7 @@ class SyncExecutor(Executor):
             connections.close()
 
     def answer(self, request: Request) -> Any:
-        """Do what a plan requests: sleep, or send a command and read its reply."""
+        """Do what a plan (see `headgate._plan`) requests: sleep, or send a command and read its reply."""
         if isinstance(request, float):
             time.sleep(request)
             return None

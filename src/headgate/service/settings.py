@@ -19,7 +19,7 @@ from headgate.rule import POLICIES, Rule
 from headgate.service.client_ip import parse_network
 from headgate.stores.base import SCHEMES, scheme_of
 
-BUCKETS = ("token_bucket", "leaky_bucket", "gcra")
+BUCKETS = tuple(name for name, spec in ALGORITHMS.items() if spec.takes_burst)
 DEFAULT_BUCKET = "10/second burst 100"  # the specification's: a capacity of 100, refilled with 10 a second
 DEFAULT_WINDOW = "100/minute"
 NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: used in labels, header values and Redis keys

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headgate.algorithms import ALGORITHMS
+
 COUNTERS_FILE = "counters"
 
 # Slots: what happened under one rule and algorithm.
@@ -26,7 +28,7 @@ OTHERS = "others ALL"  # rule and algorithm of the last slot, which all share th
 BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
 TIMING_WORDS = 16  # the sum in nanoseconds, then counts: one per bound, those above the last bound, those not timed
 WAITED = 2 + len(BOUNDS)
-TIMINGS = 12
+TIMINGS = 2 * len(ALGORITHMS)
 
 # Gauges: the state of a worker, updated once a second.
 PID, KEYS, BREAKER_OPEN, BREAKER_OPENED, RELOADS, RELOADS_FAILED, RELOAD_OK, RELOADED_AT, PROBLEMS, REPORT = range(10)

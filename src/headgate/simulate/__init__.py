@@ -4,7 +4,8 @@
 
 fleet.py     the fleet with leases, and the naive design for comparison
 scenario.py  what happens to a fleet, and the outcome
-plot.py      a picture of outcomes; __main__.py: the command line
+plot.py      a picture of outcomes
+__main__.py  the command line
 """
 
 from headgate.simulate.fleet import naive, simulate

@@ -1,4 +1,10 @@
-"""Stores: where the states of keys live. `headgate.stores.base` is the contract of a store."""
+"""Stores: where the states of keys live.
+
+base.py         the contract of a store, and the stores that URLs name
+memory.py       MemoryStore: in this process
+redis.py        RedisStore: in a Redis
+thread_pool.py  a backend that blocks, for async functions under a plain `Limiter`
+"""
 
 from __future__ import annotations
 

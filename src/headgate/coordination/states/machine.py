@@ -43,7 +43,7 @@ class StateMachine:
 
 
 class Operation(NamedTuple):
-    """An operation to run on a state, as a plan yields it; the plan is sent the reply."""
+    """An operation to run on a state, as a plan (see `headgate._plan`) yields it; the plan is sent the reply."""
 
     name: str
     arguments: tuple[str | int, ...]
