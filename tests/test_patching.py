@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from headgate import COMPILED, AsyncLimiter, Limiter
+from headgate import COMPILED, AsyncLimiter, HybridLimiter, Limiter
 
 
 def test_patched_object() -> None:
@@ -36,6 +36,17 @@ def test_patched_class() -> None:
         assert limiter.with_timeout(1.0).try_acquire("k") == "mocked"
     assert limiter.try_acquire("k")
     assert not limiter.try_acquire("k")
+
+
+@pytest.mark.parametrize("patched", [Limiter, HybridLimiter])
+def test_patched_hybrid_class(patched: type[Limiter]) -> None:
+    """A patch of `HybridLimiter`, or of `Limiter`, reaches every `HybridLimiter`."""
+    with HybridLimiter("1/hour", store="redis://127.0.0.1:1/0") as limiter:
+        with mock.patch.object(patched, "try_acquire", autospec=True, return_value="mocked"):
+            assert limiter.try_acquire("k") == "mocked"
+            assert limiter.with_timeout(1.0).try_acquire("k") == "mocked"
+        assert limiter.try_acquire("k")
+        assert not copy.copy(limiter).with_timeout(1.0).try_acquire("k")
 
 
 async def test_patched_async_class() -> None:

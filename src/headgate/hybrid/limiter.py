@@ -17,9 +17,10 @@ from typing import Literal, Unpack
 from headgate.clock import Clock
 from headgate.hybrid.backend import HybridBackend, HybridStore
 from headgate.hybrid.limiter_leases import LimiterLeases
+from headgate.hybrid.table import LeaseTable, TryAcquireFromLease
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
-from headgate.stores.base import SCHEMES, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
+from headgate.stores.base import SCHEMES, Backend, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
 
 MAX_KEYS = 100_000
 _NOT_GIVEN = {"options", "return", "max_keys"}
@@ -109,7 +110,7 @@ class _HybridConstructor:
         weakref.finalize(self, hybrid.release_later).atexit = False
 
 
-class HybridLimiter(_HybridConstructor, Limiter):
+class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease[str, int]):  # a patch of Limiter comes first
     """`Limiter` on Redis without a round trip for each decision, and still never one too many.
 
     It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where
@@ -131,6 +132,10 @@ class HybridLimiter(_HybridConstructor, Limiter):
     """
 
     _backend: HybridBackend
+
+    def _use(self, backend: Backend) -> None:
+        super()._use(backend)
+        self._leases = backend if isinstance(backend, LeaseTable) else None
 
     def stats(self) -> Stats:
         """How it has decided so far, without a round trip."""

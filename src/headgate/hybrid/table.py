@@ -17,6 +17,7 @@ from headgate.hybrid.lease import Lease
 from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_room
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
+from headgate.stores.memory import Key, Permits, TryAcquire
 
 if TYPE_CHECKING:
     from headgate.hybrid.manager import LeaseManager
@@ -63,44 +64,7 @@ class LeaseTable:
 
     def try_acquire(self, key: Any, permits: Any = 1, timeout: Any = None) -> Any:
         """Spend *permits* of *key* from its lease, deny them, or ask Redis and wait *timeout* seconds at most."""
-        cost = self.cost if permits is ONE else multiply(check_permits(permits, self.limit), self.cost)
-        if type(key) is not str:
-            key = check_key(key)
-        try:
-            if LOCKED:
-                self.acquire_lock()
-            lease = self.leases[key]
-            now = self.read_clock()
-            left = lease.balance - cost
-            if left >= 0 and now < lease.expires:
-                lease.balance = left
-                if left <= lease.refill_below:
-                    lease.refill_below = -1
-                    self.refill_queue.append(lease)
-                used = self.room - left - lease.free_in_redis
-                decision = LimiterDecision()
-                decision.allowed = True
-                decision.degraded = False
-                decision._units = self.units
-                decision._used = used
-                decision._reset = used if self.period == 0 else window_left(self, lease, now)
-                decision._retry = 0
-                return decision
-            if now < lease.deny_until and can_deny(self, lease, cost):
-                lease.denied += cost
-                return deny(self, lease, now, cost)
-            if self.health.down is not None:
-                self.policy.asked += cost // self.cost
-                return self.policy.take(lease, cost // self.cost, now)
-        except KeyError:
-            check_key(key)
-        finally:
-            if LOCKED:
-                try:
-                    self.release_lock()
-                except RuntimeError:
-                    pass  # a signal interrupted the call before it held the lock
-        return self.ask_redis("take", key, int(permits), timeout)
+        return decide(self, key, permits, timeout)
 
     def ask_redis(self, op: str, key: str, permits: int, timeout: Any) -> Any:
         """Have Redis decide, and wait for it. Here None: a driver by hand (simulator, tests) queues its own waiter."""
@@ -187,6 +151,48 @@ class LeaseTable:
 # Functions, because a compiled class with interpreted subclasses calls its own methods through Python.
 
 
+def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
+    """`LeaseTable.try_acquire`, as a function that compiled code calls directly."""
+    cost = table.cost if permits is ONE else multiply(check_permits(permits, table.limit), table.cost)
+    if type(key) is not str:
+        key = check_key(key)
+    try:
+        if LOCKED:
+            table.acquire_lock()
+        lease = table.leases[key]
+        now = table.read_clock()
+        left = lease.balance - cost
+        if left >= 0 and now < lease.expires:
+            lease.balance = left
+            if left <= lease.refill_below:
+                lease.refill_below = -1
+                table.refill_queue.append(lease)
+            used = table.room - left - lease.free_in_redis
+            decision = LimiterDecision()
+            decision.allowed = True
+            decision.degraded = False
+            decision._units = table.units
+            decision._used = used
+            decision._reset = used if table.period == 0 else window_left(table, lease, now)
+            decision._retry = 0
+            return decision
+        if now < lease.deny_until and can_deny(table, lease, cost):
+            lease.denied += cost
+            return deny(table, lease, now, cost)
+        if table.health.down is not None:
+            table.policy.asked += cost // table.cost
+            return table.policy.take(lease, cost // table.cost, now)
+    except KeyError:
+        check_key(key)
+    finally:
+        if LOCKED:
+            try:
+                table.release_lock()
+            except RuntimeError:
+                pass  # a signal interrupted the call before it held the lock
+    return table.ask_redis("take", key, int(permits), timeout)
+
+
 def can_deny(table: LeaseTable, lease: Lease, cost: int) -> bool:
     """Whether a call for *cost* units can be denied here, with a retry time that unreported permits leave true."""
     if cost < lease.deny_from:
@@ -245,3 +251,16 @@ def window_room_in(table: LeaseTable, reply: LeaseReply, permits: int, own: int)
         return reply.ends
     elapsed = table.params.period - reply.ends
     return time_until_room(table.params, elapsed, reply.current, reply.previous, permits, own)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TryAcquireFromLease(TryAcquire[Key, Permits]):
+    """`HybridLimiter.try_acquire`. It stands here to be compiled: so it calls `decide` directly."""
+
+    _leases: LeaseTable | None  # the backend; None for a limiter of `with_timeout`, whose backend is called by `_call`
+
+    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
+        """Spend *permits* from *key*; nothing is spent when denied. No round trip where the lease suffices."""
+        leases = self._leases
+        decision: Decision = self._call(key, permits) if leases is None else decide(leases, key, permits, None)
+        return decision
