@@ -38,8 +38,8 @@ class Breaker:
     def failed(self, error: Exception, begun: float, min_span: float = 0.0) -> bool:
         """Count a call that began at *begun* and got no answer. Returns whether to probe the server now.
 
-        *min_span*: the caller gave less time than the store's time-out. Then failures must span that many seconds
-        before a probe starts, and the breaker opens only when that probe, which has more time, fails as well.
+        *min_span*: 0, or the store's time-out if the caller gave the call less time than that. Then failures must span
+        that many seconds before a probe starts, and the breaker opens only if that probe, which has more time, fails.
         """
         with self._lock:
             connected_at = getattr(error, "connected_at", begun)

@@ -40,7 +40,7 @@ from headgate.redis.script import LimiterCall, Script, ScriptCall
 from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
 from headgate.redis.url import Address, RedisURL
 
-PAUSE = 0.005  # seconds before a server that said "not now" is redirect again
+PAUSE = 0.005  # seconds before a server that said "not now" is asked again
 
 # What counts as no answer: silence, and a Cluster that still says at the deadline that it is down.
 NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)

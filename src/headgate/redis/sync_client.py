@@ -166,7 +166,7 @@ class ServerConnections:
         return connection
 
     def _connect(self, connection: Any, left: float) -> None:
-        """Connect, or connect again if the server has closed it: with no call under way there is nothing to read."""
+        """Connect, or connect again if it is readable while idle, which means that the server closed it."""
         if connection._sock is not None:
             try:
                 if not connection.can_read():
