@@ -22,7 +22,7 @@ import redis
 import headgate
 from headgate import AsyncHybridLimiter, AsyncLimiter, HybridLimiter, Limiter
 from headgate.clock import SYSTEM_CLOCK
-from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue, background, heartbeat
+from headgate.coordination import AsyncLock, CircuitBreaker, Lock, Pool, WaitQueue, background_retry, queue_heartbeat
 from headgate.coordination import backend as backends
 from headgate.fallback import Fallback
 from headgate.rule import Rule
@@ -138,23 +138,23 @@ def test_fork_and_coordination(kind: str, redis_server: Server) -> None:
     queue.enqueue("first")
     waits = threading.Thread(target=queue.wait, args=("first",))
     waits.start()
-    until(lambda: (backend, queue._runner.channel) in heartbeat._HEARTBEATS)
+    until(lambda: (backend, queue._runner.channel) in queue_heartbeat._HEARTBEATS)
     assert lock.acquire()  # a thread renews it
     listens = getattr(backend.states, "_subscription", None)
     assert (listens is None) == (kind == "memory")
 
     def coordinate() -> bool:
-        assert not heartbeat._HEARTBEATS
+        assert not queue_heartbeat._HEARTBEATS
         done = threading.Event()
         backend.timers.later(0.0, done.set)
         assert done.wait(), "by a thread of our own"
         assert Lock("of the child", store=url).acquire(timeout=0)
         stands = threading.Thread(target=WaitQueue("of the child", store=url).wait, args=("one",), daemon=True)
         stands.start()
-        until(lambda: heartbeat._HEARTBEATS)
+        until(lambda: queue_heartbeat._HEARTBEATS)
         return kind == "memory" or backend.states._subscription is not listens  # whose connection is the parent's
 
-    with held_elsewhere(heartbeat._LOCK, backends._OPENING, backend.states._lock, backend.timers._lock):
+    with held_elsewhere(queue_heartbeat._LOCK, backends._OPENING, backend.states._lock, backend.timers._lock):
         in_child(coordinate)
     assert queue.dequeue() == "first"
     waits.join()
@@ -166,13 +166,13 @@ def test_fork_and_retries(mortal_server: Server) -> None:
     lock = Lock("k", store=mortal_server.patient_url)
     assert lock.acquire()
     mortal_server.kill()
-    others = set(background._PENDING)
+    others = set(background_retry._PENDING)
     assert lock.release()  # is tried again and again
-    ours = background._PENDING - others
+    ours = background_retry._PENDING - others
     assert ours
-    in_child(lambda: not background._PENDING)
+    in_child(lambda: not background_retry._PENDING)
     mortal_server.restart()
-    until(lambda: not ours & background._PENDING)
+    until(lambda: not ours & background_retry._PENDING)
 
 
 # ------------------------------------------------------------------------------------------------------- event loops
@@ -256,7 +256,7 @@ def test_multiprocessing(method: str, target: Any, redis_server: Server) -> None
 
 
 def release_late(url: str) -> None:
-    background.AT_EXIT = 20.0  # a busy machine may take longer than usual
+    background_retry.AT_EXIT = 20.0  # a busy machine may take longer than usual
     lock = Lock("k", store=url + "?timeout=0.2", ttl=300.0)
     assert lock.acquire(timeout=20)
     with redis.Redis.from_url(re.sub("//.*@", "//", url)) as client:

@@ -146,23 +146,24 @@ class WaiterQueue:
 class Queued:
     """Context manager for a place in a queue; the waiter leaves it even if a signal interrupts `with` itself."""
 
+    at_front = False  # True: join the queue at its front
     _joined = False
 
     def __init__(self, queue: WaiterQueue, waiter: Waiter) -> None:
+        self.waiter = waiter
         self._queue = queue
-        self._waiter = waiter
 
     def __enter__(self) -> None:
         self._joined = True
-        self._queue.join(self._waiter)
+        self._queue.join(self.waiter, self.at_front)
 
     def __exit__(self, *_: object) -> None:
-        self._queue.leave(self._waiter)
+        self._queue.leave(self.waiter)
         self._joined = False
 
     def __del__(self) -> None:
         if self._joined:
-            self._queue.leave(self._waiter)
+            self.__exit__()
 
 
 def acquire(queue: WaiterQueue, waiter: Waiter, clock: Clock, timeout: float | None) -> Wait:

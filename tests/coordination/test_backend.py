@@ -28,10 +28,10 @@ from headgate.coordination import (
     Lock,
     Pool,
     WaitQueue,
-    background,
+    background_retry,
 )
 from headgate.coordination.backend import MemoryStates, open_backend
-from headgate.coordination.background import BackgroundRetry
+from headgate.coordination.background_retry import BackgroundRetry
 from headgate.coordination.runner import Plan, Runner, Ticket
 from headgate.coordination.states.lock import LOCK, LockState
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
@@ -366,7 +366,7 @@ def test_signal_during_an_operation(name: str) -> None:
     state = memory._states["token_queue", name]
 
     def interrupted(id: str) -> None:
-        state.line.clear()
+        state.queue.clear()
         raise KeyboardInterrupt
 
     state._take_out = interrupted
@@ -395,8 +395,8 @@ def test_missed_messages(redis_server: Server, monkeypatch: pytest.MonkeyPatch) 
     elsewhere, lock = Lock("x", store=RedisStore(url)), Lock("x", store=url)
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
     monkeypatch.setattr(lock._runner.backend.states, "poll", 60.0)  # nothing but a message wakes anybody
-    monkeypatch.setattr("headgate.coordination.heartbeat.INTERVAL", 60.0)
-    monkeypatch.setattr("headgate.coordination.heartbeat.ALIVE", 60.0)
+    monkeypatch.setattr("headgate.coordination.queue_heartbeat.INTERVAL", 60.0)
+    monkeypatch.setattr("headgate.coordination.queue_heartbeat.ALIVE", 60.0)
     go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
 
     def connect_later(self: Subscription) -> Any:
@@ -425,7 +425,7 @@ def test_background_retry_ends() -> None:
     runner = Runner(LOCK, "x", f"redis://127.0.0.1:{free_port()}?timeout=0.5", None, tasks=False)
     release = Operation("release", ("a", 1000))
     mine = BackgroundRetry(runner, release, runner.clock.now() + 600_000)
-    wait_until(lambda: mine not in background._PENDING, "it ends")
+    wait_until(lambda: mine not in background_retry._PENDING, "it ends")
     assert runner.clock.now() >= mine._until
 
     async def in_a_task() -> None:
@@ -481,7 +481,7 @@ def test_signal_while_waiting(name: str) -> None:
 
     def pause() -> Plan[None]:
         tickets.append(runner.ticket())
-        yield tickets[-1].pause(0.001)
+        yield tickets[-1].sleep(0.001)
 
     def wait() -> None:
         runner.run(pause())
@@ -534,7 +534,7 @@ def test_signal_while_joining_or_leaving(
 
 
 async def test_callers_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask two questions at a time at most, however many they are: one outside the line and the first in it."""
+    """They ask two questions at a time at most, however many they are: one outside the queue and the first in it."""
     lock, at_once, most = AsyncLock(name, store=redis_server.url), 0, 0
     states = lock._runner.backend.states
     run = states.run_async
@@ -554,6 +554,35 @@ async def test_callers_at_once(redis_server: Server, name: str, monkeypatch: pyt
     line = lock._runner.backend.waiters._queues
     await until_async(lambda: len(line.get(lock._runner.channel, ())) == 200)
     assert most <= 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_callers_at_once_beside_one_that_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller with ``timeout=0`` asks beside the two that may, and lets no third one ask."""
+    lock, go_on, asking = AsyncLock(name), asyncio.Event(), 0
+    states = lock._runner.backend.states
+    run = states.run_async
+
+    async def wait_and_run(machine: StateMachine, name: str, operation: Operation) -> Reply:
+        nonlocal asking
+        asking += 1
+        await go_on.wait()
+        return await run(machine, name, operation)
+
+    assert await AsyncLock(name).acquire()
+    with monkeypatch.context() as patched:
+        patched.setattr(states, "run_async", wait_and_run)
+        tasks = [asyncio.create_task(lock.acquire())]
+        await until_async(lambda: asking == 1)
+    assert not await lock.acquire(timeout=0)
+    monkeypatch.setattr(states, "run_async", wait_and_run)
+    tasks += [asyncio.create_task(lock.acquire()) for _ in range(3)]
+    queues = lock._runner.backend.waiters._queues
+    await until_async(lambda: len(queues.get(lock._runner.channel, ())) == 3 and asking >= 2)
+    assert asking == 2, "one that found no queue, and the first in the queue"
+    go_on.set()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -196,7 +196,7 @@ async def test_at_every_await(
     make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a cancelled call had begun is undone."""
-    for ttl in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "heartbeat.ALIVE"):  # no expiry may hide a leftover
+    for ttl in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "queue_heartbeat.ALIVE"):  # none may hide a leftover
         monkeypatch.setattr(f"headgate.coordination.{ttl}", 10 * LONG)
     for number in range(MOST + 1):  # 0 is not cancelled: the server knows the scripts from then on
         case = make(f"{name} {number}", url)

@@ -650,7 +650,7 @@ def test_a_fork_while_others_wait() -> None:
 FORK_TASKS = """
 import asyncio, os, sys, time
 import redis
-from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue, Lock, background
+from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue, Lock, background_retry
 
 PROBES = "circuit_breaker:{b}:probes"
 
@@ -680,7 +680,7 @@ async def main():
         for task in (waits[1], *others):
             task.get_coro().close()
         assert not asyncio.run(slow.acquire(timeout=0))
-        while background._PENDING:
+        while background_retry._PENDING:
             time.sleep(0.01)
         os._exit(0)
     assert (await asyncio.to_thread(os.waitpid, child, 0))[1] == 0

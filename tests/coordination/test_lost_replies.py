@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, background, states
+from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, background_retry, states
 from headgate.coordination.states.breaker import BREAKER
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
@@ -446,7 +446,7 @@ def test_event_loop_ends(cancels: bool, redis_server: Server, name: str) -> None
     queue.enqueue("first")
     with lock:
         pass  # the server knows all scripts from now on
-    others = background._PENDING.copy()  # of other tests
+    others = background_retry._PENDING.copy()  # of other tests
     with FaultyProxy(redis_server.port) as proxy:
 
         async def take() -> None:
@@ -467,7 +467,7 @@ def test_event_loop_ends(cancels: bool, redis_server: Server, name: str) -> None
         ):
             with pytest.raises(asyncio.CancelledError) if cancels else nullcontext():
                 asyncio.run(end_during(work))
-            until(lambda: background._PENDING <= others)
+            until(lambda: background_retry._PENDING <= others)
         assert lock.acquire(timeout=LONG)
         assert direct.acquire(timeout=LONG).member == "a"
         assert queue.dequeue(timeout=LONG) == "first"
@@ -508,9 +508,9 @@ def test_event_loop_stops(redis_server: Server, name: str) -> None:
 ENDS = """
 import asyncio, sys
 import redis
-from headgate.coordination import AsyncLock, background
+from headgate.coordination import AsyncLock, background_retry
 
-background.AT_EXIT = 20.0  # a busy machine may take longer than 2 seconds
+background_retry.AT_EXIT = 20.0  # a busy machine may take longer than 2 seconds
 
 async def main():
     lock = AsyncLock(sys.argv[2], store=sys.argv[1], ttl=300)

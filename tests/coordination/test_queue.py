@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis as AsyncRedis
 
-from headgate.coordination import AsyncWaitQueue, WaitQueue, heartbeat
-from headgate.coordination.background import _PENDING
+from headgate.coordination import AsyncWaitQueue, WaitQueue, queue_heartbeat
+from headgate.coordination.background_retry import _PENDING
 from headgate.coordination.queue import JOINING
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
@@ -196,9 +196,9 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
 @pytest.mark.bounded(300)
 async def test_10_000_entries(url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
-    alive = heartbeat.ALIVE
+    alive = queue_heartbeat.ALIVE
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 300.0)  # a slow machine takes long to get them there
-    monkeypatch.setattr(heartbeat, "ALIVE", 300.0)
+    monkeypatch.setattr(queue_heartbeat, "ALIVE", 300.0)
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
     assert await queue.size() == 0
     server = servers.at(url)
@@ -207,10 +207,10 @@ async def test_10_000_entries(url: str, name: str, servers: Servers, monkeypatch
     async with asyncio.timeout(120):
         while await queue.size() < 10_000:  # noqa: ASYNC110  # nobody tells when they stand in line
             await asyncio.sleep(0.1)
-    monkeypatch.setattr(heartbeat, "ALIVE", alive)
-    [ours] = [each for each in heartbeat._HEARTBEATS.values() if len(each._entries) == 10_000]
+    monkeypatch.setattr(queue_heartbeat, "ALIVE", alive)
+    [ours] = [each for each in queue_heartbeat._HEARTBEATS.values() if len(each._entries) == 10_000]
     begun = ours._round_began
-    await asyncio.sleep(alive + heartbeat.INTERVAL)
+    await asyncio.sleep(alive + queue_heartbeat.INTERVAL)
     await until_async(lambda: ours._round_began > begun)  # they were spoken for meanwhile
     assert await queue.size() == 10_000
     assert not any(task.done() for task in tasks)
@@ -289,7 +289,7 @@ def test_take_over_extends(url: str, name: str, clock: ManualClock) -> None:
 async def test_wait_without_messages(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
     monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
-    monkeypatch.setattr(heartbeat, "ALIVE", 3.0)
+    monkeypatch.setattr(queue_heartbeat, "ALIVE", 3.0)
     async with AsyncRedis.from_url(redis_server.bare_url) as client:
         queue = AsyncWaitQueue(name, store=RedisStore(client))
         direct = WaitQueue(name, store=redis_server.patient_url)

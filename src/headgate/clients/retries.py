@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from headgate.coordination.arguments import count, seconds
+from headgate.coordination.arguments import check_count, check_seconds
 from headgate.coordination.feedback import Feedback, of_response
 
 JITTER = Random()
@@ -37,8 +37,8 @@ class Retries:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        count("attempts", self.attempts)
-        seconds("timeout", self.timeout)
+        check_count("attempts", self.attempts)
+        check_seconds("timeout", self.timeout)
 
     def pause(
         self, method: str, status: int | None, feedback: Feedback, number: int, left: float, others: bool = True

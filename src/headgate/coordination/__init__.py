@@ -2,27 +2,28 @@
 
 from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
 
-Each works on ``memory://`` within a process and on Redis between many; each has an Async twin with the same methods,
-awaited. See docs/coordination.md.
+These four are called tools. Each works on ``memory://`` within a process and on Redis between many; each has an Async
+twin with the same methods, awaited. See docs/coordination.md.
 
-lock.py          Lock
-ownership.py     the acquisitions of a lock, and which thread or task they belong to
-breaker.py       CircuitBreaker
-active_calls.py  the calls that run through a circuit breaker
-pool.py          Pool
-leases.py        what a pool gives out
-members.py       rules and status of the members of a pool
-feedback.py      what an HTTP answer or an exception says about a member
-queue.py         WaitQueue
-heartbeat.py     heartbeats for the entries of this process in a queue
-arguments.py     checks of the arguments that all of them take
-states/          what each of them does to its state, in Lua for Redis and in Python for memory
-backend.py       where states are, in memory or in a store
-redis_states.py  states in Redis
-runner.py        runs operations and waits in line, for threads and for asyncio
-background.py    retries operations that failed
-renewal.py       renews locks and leases in time
-timers.py        the threads that renew
+lock.py              Lock: acquire, release, fence
+ownership.py         one acquisition of a lock, and which thread or task it belongs to
+breaker.py           CircuitBreaker: admits calls, and reports how they ended
+active_calls.py      which calls run through a breaker, and which of them the running code is part of
+pool.py              Pool: leases its members to callers
+leases.py            one lease of a member, from the request until it is settled
+members.py           encodes the rules of a pool, and decodes the status of its members
+feedback.py          what an HTTP answer or an exception says about a server, or about a member
+queue.py             WaitQueue: enqueue, dequeue, wait
+queue_heartbeat.py   tells the store that the waiters in a WaitQueue are alive
+
+arguments.py         checks the arguments of all tools
+runner.py            runs operations, for threads and for asyncio; lets callers queue until one succeeds
+renewal.py           renews held locks and leased members before they expire
+background_retry.py  repeats a release, or another operation that undoes something, until the store answers
+timers.py            the threads that make a call at its time, for renewal, background_retry and queue_heartbeat
+backend.py           what all tools on one store share; the states in memory
+redis_states.py      the states in Redis
+states/              what each tool does to its state, in Lua for Redis and in Python for memory
 """
 
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker

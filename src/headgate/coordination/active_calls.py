@@ -14,15 +14,15 @@ from collections.abc import Hashable
 from contextvars import ContextVar
 from typing import NamedTuple
 
-MOST = 1000  # layers that a context or a breaker remembers, so that code which never leaves does not fill the memory
+MAX_LAYERS = 1000  # that a context or a breaker remembers: code that enters and never leaves must not fill the memory
 
 
 class Admission(NamedTuple):
-    """An admitted call: its id, the breaker's number of changes then, and whether this process decided alone."""
+    """What a breaker said to a call."""
 
     id: str
-    number: int
-    local: bool
+    generation: int  # of the breaker's state: its result counts in no other. -1: in any
+    local: bool  # the store did not answer, and this process decided alone
 
 
 class ActiveCall:
@@ -33,13 +33,13 @@ class ActiveCall:
     def __init__(self, breaker: Hashable, admission: Admission, until: int) -> None:
         self.breaker = breaker
         self.admission: Admission | None = admission  # None: its result was reported
-        self.until = until  # layers that are entered later are calls of their own
+        self.until = until  # a layer that is entered later is a call of its own
         self.ended = False
         self.process = os.getpid()
 
 
 class Layer:
-    """One entry into a breaker, through the object *owner*."""
+    """One entry into a breaker, by ``with``, `call` or a decorator, through the object *owner*."""
 
     __slots__ = ("call", "inner_outcome", "is_outermost", "left", "owner")
 
@@ -47,7 +47,7 @@ class Layer:
         self.owner = owner
         self.call = call
         self.is_outermost = is_outermost
-        self.inner_outcome = ""  # of the last layer that was entered and left within this one
+        self.inner_outcome = ""  # outcome of the last layer that was entered and left within this one
         self.left = False
 
 
@@ -79,7 +79,7 @@ class ActiveCalls:
         self._push(Layer(self, call, False))
 
     def leave(self) -> Layer | None:
-        """End the innermost layer that this object entered here, or the last one that it entered anywhere.
+        """End the innermost layer that this object entered in this context; if there is none, its last in any.
 
         The latter is for code that enters in one thread or task and leaves in another.
         """
@@ -94,9 +94,9 @@ class ActiveCalls:
         return layer
 
     def _push(self, layer: Layer) -> None:
-        _LAYERS.set((*_not_left()[1 - MOST :], layer))
+        _LAYERS.set((*_not_left()[1 - MAX_LAYERS :], layer))
         self._open[layer] = None
-        if len(self._open) > MOST:
+        if len(self._open) > MAX_LAYERS:
             [oldest, *_] = list(self._open)  # in one step: other threads change it, too
             self._open.pop(oldest, None)
 

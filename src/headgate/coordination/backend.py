@@ -1,7 +1,7 @@
 """Where the tools keep their states: in memory or in the store that they were given.
 
 A store that coordination can use offers `states()` (see `headgate.stores.base.StateStore`). All tools of a process on
-one store share one `CoordinationBackend`: its connections, its timers and the line of its waiters.
+one store share one `CoordinationBackend`: its connections, its timers and its queues of waiters.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headgate.coordination.timers import Timers
 from headgate.stores.base import NO_PICKLE, StateStore, Store, StoreOptions, open_store
 
 POLL = 1.0  # seconds after which a waiter asks again, woken or not
-TIMEOUT = 2.0  # seconds for an operation, unless the URL says: a lock is worth more patience than a check
+TIMEOUT = 2.0  # seconds for an operation, unless the URL has a time-out; longer than for a check of a limiter
 
 _SYSTEM_TIMERS = Timers(SYSTEM_CLOCK)
 
 
 class MemoryStates:
-    """States in this process: shared by all threads and event loops, gone when the process ends."""
+    """States in the memory of this process, shared by all its threads and event loops."""
 
     poll = POLL
     display_name = "memory://"
@@ -58,12 +58,12 @@ class MemoryStates:
     def _apply(self, key: tuple[str, str], method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._states[key], method)(*arguments)
-        except BaseException:  # a signal handler may raise anywhere: no state is better than one that is half changed
+        except BaseException:  # a signal handler may raise anywhere; drop a state that may be half changed
             self._states.pop(key, None)
             raise
 
     def _sweep(self, now: int) -> None:
-        """Look at two states, in turn, and drop those that have expired: one operation makes one new state at most."""
+        """Drop expired states. Each operation checks the next two: it adds one at most, so they do not pile up."""
         for _ in range(min(2, len(self._states))):
             key = next(iter(self._states))
             if self._apply(key, "is_expired", now):
@@ -72,7 +72,7 @@ class MemoryStates:
                 self._states.move_to_end(key)
 
     def check(self, *, tasks: bool) -> None:
-        """Threads and tasks can use it."""
+        """Do nothing: threads and tasks can use it."""
 
     # No other process can change a state here, so there are no messages.
     def subscribe(self, on_message: Callable[[str, str], object], on_gap: Callable[[], object]) -> None: ...
@@ -89,18 +89,18 @@ class CoordinationBackend:
         self._owned = owned
         self.clock = clock = store.clock or SYSTEM_CLOCK
         self.in_process = isinstance(self.states, MemoryStates)
-        # A store over the network has threads of its own: a server that hangs must not delay renewals at another.
+        # Each Redis has timer threads of its own: a server that hangs must not delay renewals at another.
         self.timers = _SYSTEM_TIMERS if self.in_process and clock is SYSTEM_CLOCK else Timers(clock)
         self.waiters = WaiterQueue()
-        self.asking: set[str] = set()  # channels for which a caller asks that is not in line
-        self.local_states = MemoryStates(clock)  # for tools that decide alone while the store does not answer
-        self.states.subscribe(self._heard, self.waiters.wake_all)
+        self.asking: set[str] = set()  # channels of which a caller that found no queue asks the store
+        self.local_states = MemoryStates(clock)  # for breakers that decide alone while the store does not answer
+        self.states.subscribe(self._on_message, self.waiters.wake_all)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NO_PICKLE)
 
     def serves(self, *, tasks: bool) -> bool:
-        """Whether threads, or *tasks*, can use it: a client of redis-py that was handed in serves one of them."""
+        """Whether threads (or *tasks*) can use it: a redis-py client that was handed in serves one of the two."""
         try:
             self.states.check(tasks=tasks)
         except TypeError:
@@ -118,12 +118,12 @@ class CoordinationBackend:
         if self._owned:
             await self._owned.aclose()
 
-    def _heard(self, channel: str, entry: str) -> None:
+    def _on_message(self, channel: str, entry: str) -> None:
         self.waiters.wake(entry_channel(channel, entry))
 
 
-# Backends by URL and clock. Those by the system's clock are kept; one by a test's clock lives as long as its tools. The
-# backend of a store object is kept with the store.
+# Backends by URL and clock. Those with the system's clock are kept for ever; one with the clock of a test lives as long
+# as its tools. The backend of a store object is kept in the store's `shared_objects`.
 _BACKENDS: weakref.WeakValueDictionary[tuple[str, int], CoordinationBackend] = weakref.WeakValueDictionary()
 _KEPT: list[CoordinationBackend] = []
 _OPENING = threading.Lock()
@@ -133,7 +133,7 @@ def open_backend(store: str | Store, clock: Clock | None) -> CoordinationBackend
     """The backend of a URL or a store object; the same URL or object gives the same backend."""
     with _OPENING:
         if not isinstance(store, str):
-            open_store(store, clock, {})  # raises if it is no store, or if a clock was given beside it
+            open_store(store, clock, {})  # raises if it is not a store, or if a clock was given, too
             shared_objects = _states_of(store).shared_objects
             if "coordination" not in shared_objects:
                 shared_objects["coordination"] = CoordinationBackend(_states_of(store), None)

@@ -1,4 +1,4 @@
-"""A circuit breaker that a fleet shares: what one worker learns of a sick server, all know.
+"""A circuit breaker that a fleet shares: when a server fails one worker, all stop calling it.
 
     breaker = CircuitBreaker("api.example.com", store="redis://...")
     with breaker:
@@ -6,10 +6,10 @@
 
 CLOSED admits all calls; `failures` in a row open it. OPEN refuses all, with `CircuitOpen`, for `open_for` seconds.
 HALF_OPEN admits a few probes, never more at once in the whole fleet than it needs successes to close; a failure opens
-it again. A probe holds its place for a lease, so the place of a process that dies is free again.
+it again. A probe holds its place for a lease at most, so the place of a process that died is free again.
 
-A result counts for the state in which its call began: each change of state has a number, and a result that comes with
-an older one is dropped. When Redis does not answer, a breaker of the same rules in this process decides.
+Each change of state begins a new generation, and a result counts only in the generation in which its call began. When
+Redis does not answer, a breaker with the same rules in this process decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.active_calls import ActiveCalls, Admission
-from headgate.coordination.arguments import count, is_async, seconds
+from headgate.coordination.arguments import check_count, check_seconds, is_async
 from headgate.coordination.feedback import ExceptionClassifier, Ignore
 from headgate.coordination.runner import Plan, Tool
 from headgate.coordination.states.breaker import BREAKER
@@ -62,15 +62,15 @@ class _AnyCircuitBreaker(Tool):
     ) -> None:
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1):
             raise ValueError(f"rate must be a share of failures between 0 and 1, such as 0.5, got {rate!r}")
-        self._lease = round(seconds("lease", lease) * MICROSECONDS)
+        self._lease = round(check_seconds("lease", lease) * MICROSECONDS)
         self._rules = (
-            count("failures", failures),
-            round(seconds("open_for", open_for) * MICROSECONDS),
-            count("successes", successes),
+            check_count("failures", failures),
+            round(check_seconds("open_for", open_for) * MICROSECONDS),
+            check_count("successes", successes),
             self._lease,
             0 if rate is None else max(round(rate * 1_000_000), 1),
-            round(seconds("window", window) * MICROSECONDS),
-            count("min_calls", min_calls),
+            round(check_seconds("window", window) * MICROSECONDS),
+            check_count("min_calls", min_calls),
         )
         self._set_up(BREAKER, name, store, clock)
         self._clock = self._runner.clock
@@ -89,14 +89,14 @@ class _AnyCircuitBreaker(Tool):
         id, process = secrets.token_hex(8), os.getpid()
         try:
             reply, local = yield from self._ask("admit", id)
-        except BaseException:  # such as a cancellation: no probe will be made
+        except BaseException:  # such as a cancellation: give back the probe that may have been admitted
             report = Operation("report", (id, -1, "ignored", *self._rules))
             self._runner.retry_in_background(report, self._clock.now() + self._lease, process)
             raise
-        allowed, _, number, _, wait, *_ = reply
+        allowed, _, generation, _, wait, *_ = reply
         if not allowed:
             raise CircuitOpen(self.name, max(wait, 1) / MICROSECONDS)
-        self._calls.enter(Admission(id, number, local), now + self._lease)
+        self._calls.enter(Admission(id, generation, local), now + self._lease)
 
     def _leave_plan(self, error: BaseException | None) -> Plan[None]:
         """End a layer of a call. The outermost one reports what the call says about the server."""
@@ -105,13 +105,13 @@ class _AnyCircuitBreaker(Tool):
             raise RuntimeError(f"the circuit breaker {self.name!r} was left more often than entered")
         outcome = self._classifier.outcome(error)
         if isinstance(error, CircuitOpen) and error.name == self.name:
-            outcome = "refused"  # a part of this call that runs elsewhere found all probes taken, one of them by us
+            outcome = "refused"  # a part of this call in another thread or process found all probes taken, one by us
         if outcome != "failure" and layer.inner_outcome:
             outcome = layer.inner_outcome
         if not layer.is_outermost:
             if (outer := self._calls.current()) and outer.call is layer.call:
                 outer.inner_outcome = outcome
-        elif layer.call.admission is not None:  # else its result was recorded on the way
+        elif layer.call.admission is not None:  # None: `record_success` or `record_failure` reported it
             yield from self._report(layer.call.admission, outcome)
 
     def _record_plan(self, outcome: str) -> Plan[None]:
@@ -137,26 +137,26 @@ class _AnyCircuitBreaker(Tool):
 
     def _report(self, admission: Admission, outcome: str) -> Plan[None]:
         if admission.local:
-            self._locally("report", admission.id, admission.number, outcome)
+            self._locally("report", admission.id, admission.generation, outcome)
             return
         process = os.getpid()
         try:
-            yield from self._ask("report", admission.id, admission.number, outcome)
+            yield from self._ask("report", admission.id, admission.generation, outcome)
         except BaseException:
-            report = Operation("report", (admission.id, admission.number, outcome, *self._rules))
+            report = Operation("report", (admission.id, admission.generation, outcome, *self._rules))
             self._runner.retry_in_background(report, self._clock.now() + self._lease, process)
             raise
 
-    def _ask(self, op: str, id: str, number: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:
+    def _ask(self, op: str, id: str, generation: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:
         local = False
         try:
             if self._alone:
-                # A read-only Redis answers many operations, so this asks for one that would write, and changes nothing.
+                # A read-only Redis answers what only reads, so try an operation that may write, and changes nothing.
                 yield Operation("report", (secrets.token_hex(8), -1, "ignored", *self._rules))
                 self._alone = False
                 logger.warning("circuit breaker %r shares its state again", self.name)
-                self._locally("force", secrets.token_hex(8), -1, "")  # what was learned alone is old now
-            reply = yield Operation(op, (id, number, outcome, *self._rules))
+                self._locally("force", secrets.token_hex(8), -1, "")  # start afresh when the store fails again
+            reply = yield Operation(op, (id, generation, outcome, *self._rules))
         except StoreUnavailable as error:
             if not self._alone:
                 logger.warning("circuit breaker %r decides alone in this process: %s", self.name, error)
@@ -165,8 +165,8 @@ class _AnyCircuitBreaker(Tool):
             self._announce(reply[5], reply[1])
         return reply, local
 
-    def _locally(self, op: str, id: str, number: int, outcome: str) -> list[Any]:
-        operation = Operation(op, (id, number, outcome, *self._rules))
+    def _locally(self, op: str, id: str, generation: int, outcome: str) -> list[Any]:
+        operation = Operation(op, (id, generation, outcome, *self._rules))
         return self._runner.backend.local_states.run(BREAKER, self.name, operation)
 
     def _announce(self, was: str, now: str) -> None:
@@ -179,7 +179,7 @@ class _AnyCircuitBreaker(Tool):
 
 
 def _check_function(function: object) -> None:
-    """Refuse to decorate what would run after its call is over, when the breaker has heard of a success."""
+    """Raise for a generator: its body runs after the call has returned, which the breaker counts as a success."""
     if not callable(function):
         raise TypeError(f"a circuit breaker decorates a function, got {function!r:.80}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -189,23 +189,23 @@ def _check_function(function: object) -> None:
 class CircuitBreaker(_AnyCircuitBreaker):
     """A circuit breaker that threads and processes share.
 
-    name       what may be sick
+    name       of the server that is called, or of a part of it
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     failures   in a row, in the whole fleet, that open it
     open_for   seconds that it stays open
-    successes  of probes that close it; as many at once at most
+    successes  of probes that close it; also how many probes may run at once
     lease      seconds that a probe may take before another may be made in its place
-    rate       instead of failures in a row: the share of them, such as 0.5, among the calls of the last *window*
-               seconds that opens it, once there are *min_calls*
-    ignore     exceptions that count for nothing: a type, a tuple of types, or a function that says so. Cancellation
-               never counts, nor does what headgate raises itself
+    rate       instead of failures in a row: the share of failures, such as 0.5, that opens it, among the calls of the
+               last *window* seconds, if there were *min_calls*
+    ignore     exceptions that count for nothing: a type, a tuple of types, or a function that returns True for them. A
+               cancellation never counts, nor does an exception of headgate itself
     on_change  called with name, state before and state now, once in the fleet for each change
     clock      a `headgate.testing.ManualClock`, in tests
     """
 
     @property
     def state(self) -> str:
-        """CLOSED, OPEN or HALF_OPEN. It stays OPEN when its time is over until the next call."""
+        """CLOSED, OPEN or HALF_OPEN. After *open_for* it is still OPEN until the next call."""
         return self._runner.run(self._state_plan())
 
     @property
@@ -238,11 +238,11 @@ class CircuitBreaker(_AnyCircuitBreaker):
         self._runner.run(self._record_plan("success"))
 
     def record_failure(self) -> None:
-        """Count a failure; within ``with``, as the result of this call: for bad answers that are no exceptions."""
+        """Count a failure; within ``with``, as the result of this call: for bad answers that raise nothing."""
         self._runner.run(self._record_plan("failure"))
 
     def try_recover(self) -> bool:
-        """Go from OPEN to HALF_OPEN if the time has come; whether it did."""
+        """Go from OPEN to HALF_OPEN if *open_for* is over; whether it did."""
         return self._runner.run(self._recover_plan())
 
     def force_open(self) -> None:
@@ -250,11 +250,11 @@ class CircuitBreaker(_AnyCircuitBreaker):
         self._runner.run(self._force_plan("OPEN"))
 
     def force_closed(self) -> None:
-        """Admit all calls, whatever fails, until `reset` or `force_open`."""
+        """Admit all calls, even if they fail, until `reset` or `force_open`."""
         self._runner.run(self._force_plan("CLOSED"))
 
     def reset(self) -> None:
-        """Begin anew: CLOSED, nothing counted, nothing forced."""
+        """Make it CLOSED, with nothing counted and nothing forced."""
         self._runner.run(self._force_plan(""))
 
     def close(self) -> None:
@@ -276,7 +276,7 @@ class AsyncCircuitBreaker(_AnyCircuitBreaker):
 
     @property
     def state(self) -> Coroutine[Any, Any, str]:
-        """CLOSED, OPEN or HALF_OPEN, awaited. It stays OPEN when its time is over until the next call."""
+        """CLOSED, OPEN or HALF_OPEN, awaited. After *open_for* it is still OPEN until the next call."""
         return self._runner.arun(self._state_plan())
 
     @property
@@ -289,7 +289,7 @@ class AsyncCircuitBreaker(_AnyCircuitBreaker):
     @overload
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def call(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call *function* through the breaker; await what it gives, if that is to be awaited."""
+        """Call *function* through the breaker; await its result if that is awaitable."""
         async with self:
             result = function(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
@@ -316,7 +316,7 @@ class AsyncCircuitBreaker(_AnyCircuitBreaker):
         await self._runner.arun(self._record_plan("failure"))
 
     async def try_recover(self) -> bool:
-        """Go from OPEN to HALF_OPEN if the time has come; whether it did."""
+        """Go from OPEN to HALF_OPEN if *open_for* is over; whether it did."""
         return await self._runner.arun(self._recover_plan())
 
     async def force_open(self) -> None:
@@ -324,15 +324,15 @@ class AsyncCircuitBreaker(_AnyCircuitBreaker):
         await self._runner.arun(self._force_plan("OPEN"))
 
     async def force_closed(self) -> None:
-        """Admit all calls, whatever fails, until `reset` or `force_open`."""
+        """Admit all calls, even if they fail, until `reset` or `force_open`."""
         await self._runner.arun(self._force_plan("CLOSED"))
 
     async def reset(self) -> None:
-        """Begin anew: CLOSED, nothing counted, nothing forced."""
+        """Make it CLOSED, with nothing counted and nothing forced."""
         await self._runner.arun(self._force_plan(""))
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; they are closed by themselves when it ends."""
+        """Close this event loop's connections; without this they are closed when the loop ends."""
         await self._runner.backend.aclose()
 
     async def __aenter__(self) -> Self:

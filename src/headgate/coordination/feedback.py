@@ -1,8 +1,8 @@
 """What the end of a call says about the server that was called, or about the member that called it.
 
-An HTTP answer, status and headers, gives a `Feedback`: success or failure, how long the member should not be used, and
-whether it should be retired. Dates are compared with the answer's own Date header, so neither the server's clock nor
-ours has to be right. An exception is a failure, or counts for nothing: `ExceptionClassifier` decides which.
+The status and headers of an HTTP answer give a `Feedback`: success or failure, how long the member should not be used,
+and whether it should be retired. Dates are compared with the answer's own Date header, so neither the server's clock
+nor ours has to be right. An exception is a failure, or counts for nothing: `ExceptionClassifier` decides which.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ logger = logging.getLogger("headgate")
 
 TOO_MANY = 60.0  # seconds that a member cools down after a 429 that does not say how long
 LONGEST = 30 * 86_400.0  # seconds; a longer time is taken for a mistake of the server
-STRANGERS = 60.0  # the most seconds that one of many servers can keep a member from the others
+STRANGERS = 60.0  # the longest cooldown, in seconds, that one of many servers can impose; see `of_stranger`
 
 _EPOCH = 1_000_000_000  # a larger reset is a date, not a number of seconds
-_EPOCH_MS = 100_000_000_000  # and a larger one than this is a date in milliseconds
+_EPOCH_MS = 100_000_000_000  # a reset larger than this is a date in milliseconds
 
 
 class Feedback(NamedTuple):
@@ -70,8 +70,8 @@ def of_response(response: Any) -> Feedback:
 def of_stranger(response: Any) -> Feedback:
     """The feedback of a response of any server, for members that are no credentials, such as User-Agents.
 
-    No answer retires such a member, as a 401 is about a page. No server can keep it from the other servers for longer
-    than a minute.
+    A 401 is about a page, so it does not retire such a member. And no server can make it cool down for longer than a
+    minute, as the other servers would miss it, too.
     """
     outcome, cooldown, _ = of_response(response)
     return Feedback(outcome, min(cooldown, STRANGERS))
@@ -154,7 +154,7 @@ class ExceptionClassifier:
             fits = callable(ignore) and not is_async(ignore)
             self._ignores = ignore
         if not fits:
-            what = "a type of exception, a tuple of such, or a function that says so"
+            what = "a type of exception, a tuple of such, or a function that returns a bool"
             raise ValueError(f"ignore must be {what}, got {ignore!r:.80}")
 
     def outcome(self, error: BaseException | None) -> str:

@@ -1,5 +1,6 @@
-"""What a pool gives out: a member for a time, renewed while it is used, settled in the end.
+"""Leases of a pool: a member on loan to one caller, renewed while it is used, settled in the end.
 
+The leases of `headgate.hybrid` are unrelated: those are permits of a limiter that a process has taken in advance.
 What a lease does in the store is written as plans (see `headgate._plan`).
 """
 
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.arguments import duration
+from headgate.coordination.arguments import check_seconds_or_0
 from headgate.coordination.feedback import Feedback, Learn, checked_feedback, is_failure, of_response
 from headgate.coordination.renewal import keep_renewed
 from headgate.coordination.runner import Plan, Runner
@@ -33,7 +34,7 @@ class LeaseTerms:
         self.lease = lease  # seconds
         self.lease_us = round(lease * MICROSECONDS)
         self._common = (self.lease_us, round(PATIENCE * MICROSECONDS), rules)
-        # What two clocks may differ by in a lease.
+        # We take it for lost a little before Redis does: clocks run differently.
         self.margin = 0 if runner.backend.in_process else self.lease_us // 20
 
     def operation(self, name: str, id: str, *arguments: str | int) -> Operation:
@@ -47,24 +48,25 @@ class MemberLease:
         self.terms = terms
         self.id = secrets.token_hex(12)
         self.waits = waits  # in the queue of the pool, if no member is free
-        self.requested = self.undecided = False
-        self.ready_in = -1  # microseconds until a member may be free; not above 0: that cannot be said
+        self.requested = False
+        self.unconfirmed = False  # a request was sent, and it is not known whether it was granted
+        self.ready_in = -1  # microseconds until a member may be free; 0 or less: not known
         self.member = ""
         self.until = 0  # by our own clock, a little before it ends in the store
         self.feedback: Feedback | None = None
         self.ignores_errors = False
-        self.unanswered = False
+        self.unanswered = False  # see `Leased.unanswered`
         self.over = False
         self.lost = False
         self.process = os.getpid()
         self.timer: Timer | None = None
 
     def attempt(self) -> Plan[tuple[bool | None, float]]:
-        """Ask for a member once. See `wait_in_line`."""
+        """Ask for a member once, as `wait_in_queue` wants it."""
         terms = self.terms
-        sent, self.requested, self.undecided = terms.clock.now(), True, True
+        sent, self.requested, self.unconfirmed = terms.clock.now(), True, True
         granted, member, self.ready_in = yield terms.operation("acquire", self.id, int(self.waits))
-        self.undecided = False
+        self.unconfirmed = False
         if granted == 1:
             self.member, self.until = member, sent + terms.lease_us - terms.margin
             return True, 0.0
@@ -73,7 +75,7 @@ class MemberLease:
 
     def withdraw(self) -> None:
         """Give up the request: leave the queue, and give back a member that may have been granted."""
-        if self.requested and (self.waits or self.undecided):
+        if self.requested and (self.waits or self.unconfirmed):
             self._settle_in_background(self.terms.operation("settle", self.id, "", 0, 0, 0))
 
     def renew(self) -> Plan[bool]:
@@ -83,7 +85,7 @@ class MemberLease:
         try:
             [ours] = yield self.terms.operation("renew", self.id)
         except StoreUnavailable:
-            ours = self.terms.clock.now() < self.until  # there is time for another try, or there is not
+            ours = self.terms.clock.now() < self.until  # if so, there is time for the next renewal to try again
         else:
             self.until = sent + self.terms.lease_us - self.terms.margin
         if not ours and not self.over:
@@ -100,16 +102,16 @@ class MemberLease:
         return self.terms.lease / 3 if left > self.terms.lease / 2 else min(self.terms.lease / 10, left)
 
     def release(self, cooldown: float, failed: bool, retire: bool) -> Plan[bool]:
-        """Settle it with what was observed, and with what is said here on top of that."""
+        """Settle it with what was observed and with these arguments: the worse of the two counts."""
         seen = self.feedback or Feedback()
         outcome = "failure" if failed else seen.outcome
-        longest = max(duration("cooldown", cooldown), seen.cooldown)
+        longest = max(check_seconds_or_0("cooldown", cooldown), seen.cooldown)
         return (yield from self._settle(Feedback(outcome, longest, retire or seen.retire)))
 
     def leave(self, error: BaseException | None) -> Plan[bool]:
-        """Settle it at the end of a ``with`` block: with what was observed, else an exception is a failure.
+        """Settle it at the end of a ``with`` block with what was observed; if nothing was, an exception is a failure.
 
-        A cancelled block says nothing about the member, nor does a refusal by headgate itself.
+        A cancellation says nothing about the member, nor does an error of headgate itself.
         """
         verdict = self.feedback
         if verdict is None:
@@ -147,7 +149,7 @@ class MemberLease:
 
 
 class _AnyLeased:
-    """What `Leased` and `AsyncLeased` share: all that needs no answer of the store."""
+    """What `Leased` and `AsyncLeased` share: all that does not ask the store."""
 
     def __init__(self, lease: MemberLease) -> None:
         self._lease = lease
@@ -156,14 +158,15 @@ class _AnyLeased:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ran out before it was renewed or released, for all we know; asks no store."""
+        """Whether the lease ended before it was renewed or released, for all we know. Does not ask the store."""
         return self._lease.is_lost()
 
     @property
     def unanswered(self) -> bool:
-        """Set it when a request is on its way, which the other side may count later than we give up on it.
+        """Set it to True when a request was sent: the server may still count it after the caller has given up.
 
-        A use that ends so counts from the end of its lease, and not from now; `observe` takes it back.
+        If it is still True at the release, the use counts for the quota from the end of the lease, not from the
+        release. `observe` sets it to False.
         """
         return self._lease.unanswered
 
@@ -178,7 +181,7 @@ class _AnyLeased:
         return verdict
 
     def ignore_errors(self) -> None:
-        """Let an exception of this block count for nothing, unless an answer is observed or a failure is told."""
+        """Count no exception of this block as a failure. What `observe` learns, and ``failed=True``, still count."""
         self._lease.ignores_errors = True
 
     excuse = ignore_errors  # its name in the first versions
@@ -188,10 +191,10 @@ class _AnyLeased:
 
 
 class Leased(_AnyLeased):
-    """What `Pool.acquire` gives: `member` is ours for a lease. Within ``with`` it is renewed; released at the end."""
+    """What `Pool.acquire` gives: `member` is leased to us. ``with`` renews the lease, and releases it at the end."""
 
     def renew(self) -> bool:
-        """Begin the lease anew; False if it was over."""
+        """Start the time of the lease again; False if it was over."""
         return self._runner.run(self._lease.renew())
 
     def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
@@ -213,7 +216,7 @@ class AsyncLeased(_AnyLeased):
     """`Leased` for asyncio."""
 
     async def renew(self) -> bool:
-        """Begin the lease anew; False if it was over."""
+        """Start the time of the lease again; False if it was over."""
         return await self._runner.arun(self._lease.renew())
 
     async def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:

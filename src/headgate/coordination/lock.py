@@ -3,9 +3,10 @@
     with Lock("reindex", store="redis://...", ttl=30.0) as lock:
         write(row, fence=lock.fence)
 
-The holder renews it every third of its TTL; a holder that dies loses it after that. No TTL can stop a holder that was
-paused and wakes up late, so each acquisition has a number that only grows, the fence: let whatever is written to refuse
-a smaller fence than it has seen. `lost` and `ensure_held` say when the lock is gone, before another holder can have it.
+The holder renews the lock every third of its TTL (see renewal.py); a holder that dies loses it when the TTL is over. No
+TTL can stop a holder that was paused and wakes up late, so each acquisition has a fence, a number that only grows: a
+database that refuses writes with a smaller fence than it has seen is safe from such a holder. `lost` and `ensure_held`
+tell that the lock is lost, before another holder can have it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from typing import Any, Self, cast
 
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
-from headgate.coordination.arguments import deadline, held_for, seconds
+from headgate.coordination.arguments import check_seconds, check_timeout, check_ttl, deadline_after
 from headgate.coordination.backend import running_task
 from headgate.coordination.ownership import Acquisition, Event, LockTerms, Ownership
 from headgate.coordination.renewal import keep_renewed
-from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_line
+from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
 from headgate.stores.base import Store
 
-JITTER = Random()
+JITTER = Random()  # not the common generator, which a program may seed alike in all its processes
 
 
 class _AnyLock(Tool):
@@ -48,25 +49,24 @@ class _AnyLock(Tool):
         store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
-        ttl = held_for("ttl", ttl)
-        max_hold = None if max_hold is None else seconds("max_hold", max_hold)
+        ttl = check_ttl("ttl", ttl)
+        max_hold = None if max_hold is None else check_seconds("max_hold", max_hold)
         self._set_up(LOCK, name, store, clock)
-        deadline(self._runner.clock, timeout)  # raises now, and not in a `with`, if it is none
-        self._timeout = timeout
+        self._timeout = check_timeout(timeout)
         self._terms = LockTerms(self._runner, ttl, max_hold)
         self._ownership = Ownership()
-        self._uncertain_owner = ""  # of a request that was not answered; it may hold the lock
+        self._unconfirmed_owner = ""  # of a request without an answer; it may hold the lock
         self._never_lost: Event = asyncio.Event() if self._for_tasks else SignalSafeEvent()
 
     @property
     def held(self) -> bool:
-        """Whether it is ours for all we know; asks no store."""
+        """Whether the lock is ours for all we know. Does not ask the store."""
         acquisition = self._current()
         return acquisition is not None and acquisition.is_held()
 
     @property
     def fence(self) -> int:
-        """The number of our acquisition, also after it was lost or released; it grows with each. 0 before the first."""
+        """The number of our acquisition, also after its end; each is larger than the last. 0 before the first."""
         acquisition = self._current()
         return acquisition.fence if acquisition else 0
 
@@ -78,7 +78,7 @@ class _AnyLock(Tool):
         return acquisition.lost if acquisition else self._never_lost
 
     def _caller(self) -> object:
-        """The thread or the task that calls."""
+        """The running thread or task."""
         raise NotImplementedError
 
     def _acquire_plan(
@@ -86,43 +86,43 @@ class _AnyLock(Tool):
     ) -> Plan[Acquisition | None]:
         acquisition = Acquisition(self._terms, lost)
         try:
-            until = deadline(self._runner.clock, timeout)
+            until = deadline_after(self._runner.clock, timeout)
             attempt = partial(self._attempt, acquisition)
-            granted = yield from wait_in_line(self._runner, new_ticket, attempt, until)
+            granted = yield from wait_in_queue(self._runner, new_ticket, attempt, until)
         except BaseException:
-            if acquisition.unanswered:
-                self._abandon(acquisition)
+            if acquisition.unconfirmed:
+                self._release_unconfirmed(acquisition)
             raise
         return acquisition if granted else None
 
     def _attempt(self, acquisition: Acquisition) -> Plan[tuple[bool | None, float]]:
         sent = self._runner.clock.now()
-        acquisition.unanswered = True
-        request = Operation("acquire", (acquisition.owner, self._terms.ttl_ms, self._uncertain_owner))
+        acquisition.unconfirmed = True
+        request = Operation("acquire", (acquisition.owner, self._terms.ttl_ms, self._unconfirmed_owner))
         granted, fence, wait_ms = yield request
-        acquisition.unanswered = False
+        acquisition.unconfirmed = False
         if granted == 1:
-            self._uncertain_owner = ""
+            self._unconfirmed_owner = ""
             acquisition.grant(fence, sent)
             return True, 0.0
-        pause = self._runner.backend.states.poll * JITTER.uniform(0.8, 1.0)  # not in step with other processes
-        return None, min(pause, wait_ms / 1000) if wait_ms > 0 else pause
+        ask_in = self._runner.backend.states.poll * JITTER.uniform(0.8, 1.0)  # not in step with other processes
+        return None, min(ask_in, wait_ms / 1000) if wait_ms > 0 else ask_in
 
-    def _refuse_reentry(self, caller: object, timeout: float | None) -> None:
-        """Raise if *caller* would wait for itself, for ever."""
-        acquisition = self._ownership.of(caller)
+    def _check_no_reentry(self, caller: object, timeout: float | None) -> None:
+        """Raise if *caller* holds the lock and would wait for itself for ever."""
+        acquisition = self._ownership.last_of(caller)
         if timeout is None and acquisition and acquisition.is_held():
             raise RuntimeError(f"the lock {self.name!r} is not reentrant, and its holder asks for it again")
 
     def _release_plan(self) -> Plan[bool]:
-        acquisition = self._ownership.take(self._caller())
+        acquisition = self._ownership.take_for_release(self._caller())
         if acquisition is None:
             return False
         try:
             return (yield from acquisition.release())
         finally:
-            if acquisition.unanswered:
-                self._abandon(acquisition)
+            if acquisition.unconfirmed:
+                self._release_unconfirmed(acquisition)
 
     def _ensure_held_plan(self) -> Plan[None]:
         acquisition = self._current()
@@ -137,10 +137,13 @@ class _AnyLock(Tool):
         [released] = yield Operation("evict", (secrets.token_hex(12), self._terms.ttl_ms))
         return bool(released)
 
-    def _abandon(self, acquisition: Acquisition) -> None:
-        """Give back what may be ours, not a parent's. The next request of this object need not wait for that."""
+    def _release_unconfirmed(self, acquisition: Acquisition) -> None:
+        """Release in the background what may be ours, unless this is a forked child.
+
+        The next acquire of this object names this owner id, so it can take over at once.
+        """
         if acquisition.process == os.getpid():
-            self._uncertain_owner = acquisition.owner
+            self._unconfirmed_owner = acquisition.owner
             acquisition.release_in_background()
 
     def _lost_error(self) -> LockLost:
@@ -155,9 +158,9 @@ class Lock(_AnyLock):
 
     name      what is locked
     store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    ttl       seconds after which a holder that died loses it; renewed every third of that
+    ttl       seconds after which a holder that died loses it; a live one renews it every third of that
     timeout   seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
-    max_hold  seconds after which it is not renewed any more, whatever the holder does
+    max_hold  seconds after which it is not renewed any more, even if the holder is alive
     clock     a `headgate.testing.ManualClock`, in tests
     """
 
@@ -172,22 +175,22 @@ class Lock(_AnyLock):
         Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
         """
         caller = self._caller()
-        self._refuse_reentry(caller, timeout)
-        # The thread that renews the lock sets this event, and a signal must not leave it unusable.
+        self._check_no_reentry(caller, timeout)
+        # The event for `lost`: the thread that renews the lock sets it, and a signal must not leave it unusable.
         acquisition = self._runner.run(self._acquire_plan(self._runner.ticket, timeout, SignalSafeEvent()))
         if acquisition is None:
-            self._ownership.refuse(caller)
+            self._ownership.note_failed_acquire(caller)
             return False
         self._ownership.add(acquisition, caller)
         keep_renewed(self._runner, acquisition)
         return True
 
     def release(self) -> bool:
-        """Release it; False if it was not ours any more. While the store does not answer, it is retried later."""
+        """Release it; False if it was not ours any more. Retried in the background if the store does not answer."""
         return self._runner.run(self._release_plan())
 
     def ensure_held(self) -> None:
-        """Renew it now, or after *max_hold* only ask; raises `LockLost` if it is not ours any more. One round trip."""
+        """Renew it now (after *max_hold*: only ask); raise `LockLost` if it is not ours any more. One round trip."""
         self._runner.run(self._ensure_held_plan())
 
     def locked(self) -> bool:
@@ -197,7 +200,7 @@ class Lock(_AnyLock):
     def force_release(self) -> bool:
         """Take the lock from its holder, for an operator; False if it is not held.
 
-        The holder loses it at its next renewal or `ensure_held`, and may write until then: only fences refuse that.
+        The holder notices at its next renewal or `ensure_held`; until then only a fence keeps it from writing.
         """
         return self._runner.run(self._force_release_plan())
 
@@ -207,12 +210,12 @@ class Lock(_AnyLock):
 
     def __enter__(self) -> Self:
         if not self.acquire(self._timeout):
-            self._ownership.forget_refusal(self._caller())
+            self._ownership.forget_failed_acquire(self._caller())
             raise self._timeout_error()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        released = not self._ownership.has_released(self._caller()) and self.release()
+        released = not self._ownership.already_released(self._caller()) and self.release()
         if not released and error is None:
             raise self._lost_error()
 
@@ -223,7 +226,7 @@ class Lock(_AnyLock):
 class AsyncLock(_AnyLock):
     """`Lock` for asyncio: the same arguments, the same methods, awaited.
 
-    cancel_when_lost  cancel the body of an ``async with`` when the lock is lost; it ends with `LockLost`
+    cancel_when_lost  cancel the body of an ``async with`` when the lock is lost; the block raises `LockLost`
     """
 
     _for_tasks = True
@@ -250,28 +253,28 @@ class AsyncLock(_AnyLock):
     def acquire(self, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now.
 
-        It belongs to the task that calls this, whichever awaits it: ``asyncio.wait_for`` may do so in one of its own.
+        It belongs to the task that called `acquire()`, even if another task (as in ``asyncio.wait_for``) awaits it.
         """
         return self._acquire_for(running_task(), timeout)
 
     async def _acquire_for(self, caller: asyncio.Task[Any] | None, timeout: float | None) -> bool:
         caller = caller or asyncio.current_task()  # the coroutine was made before there was an event loop
-        self._refuse_reentry(caller, timeout)
+        self._check_no_reentry(caller, timeout)
         plan = self._acquire_plan(self._runner.async_ticket, timeout, asyncio.Event())
         acquisition = await self._runner.arun(plan)
         if acquisition is None:
-            self._ownership.refuse(caller)
+            self._ownership.note_failed_acquire(caller)
             return False
         self._ownership.add(acquisition, caller)
         keep_renewed(self._runner, acquisition, asyncio.get_running_loop())
         return True
 
     async def release(self) -> bool:
-        """Release it; False if it was not ours any more. While the store does not answer, it is retried later."""
+        """Release it; False if it was not ours any more. Retried in the background if the store does not answer."""
         return await self._runner.arun(self._release_plan())
 
     async def ensure_held(self) -> None:
-        """Renew it now, or after *max_hold* only ask; raises `LockLost` if it is not ours any more. One round trip."""
+        """Renew it now (after *max_hold*: only ask); raise `LockLost` if it is not ours any more. One round trip."""
         await self._runner.arun(self._ensure_held_plan())
 
     async def locked(self) -> bool:
@@ -283,12 +286,12 @@ class AsyncLock(_AnyLock):
         return await self._runner.arun(self._force_release_plan())
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; they are closed by themselves when it ends."""
+        """Close this event loop's connections; without this they are closed when the loop ends."""
         await self._runner.backend.aclose()
 
     async def __aenter__(self) -> Self:
         if not await self.acquire(self._timeout):
-            self._ownership.forget_refusal(asyncio.current_task())
+            self._ownership.forget_failed_acquire(asyncio.current_task())
             raise self._timeout_error()
         if self._cancel_when_lost and (acquisition := self._current()):
             acquisition.task = asyncio.current_task()
@@ -299,7 +302,7 @@ class AsyncLock(_AnyLock):
     ) -> None:
         task, acquisition = asyncio.current_task(), self._current()
         cancelled = acquisition is not None and acquisition.task is task and acquisition.lost.is_set()
-        released = not self._ownership.has_released(task) and await self.release()
+        released = not self._ownership.already_released(task) and await self.release()
         if cancelled and task and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None):
             raise self._lost_error() from error
         if not released and error is None:

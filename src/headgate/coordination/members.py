@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.arguments import count, seconds
+from headgate.coordination.arguments import check_count, check_seconds
 from headgate.coordination.states.machine import Reply
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
@@ -17,17 +17,17 @@ Quotas = str | Quota | Sequence[str | Quota] | None
 def encode_rules(
     slots: int | None, quota: Quotas, failures: int | None, open_for: float | None, successes: int | None
 ) -> str:
-    """The rules as the state machine reads them; '' if none is given, which keeps those that the pool has.
+    """The rules as the state machine reads them; '' if none is given, which keeps the rules that the pool has.
 
-    A caller that gives one rule sets all of them: the others get their default values.
+    Giving any rule sets the others to their defaults.
     """
     if all(rule is None for rule in (slots, quota, failures, open_for, successes)):
         return ""
     numbers = [
-        count("slots", 1 if slots is None else slots),
-        0 if failures is None else count("failures", failures),
-        round(seconds("open_for", 600.0 if open_for is None else open_for) * MICROSECONDS),
-        count("successes", 3 if successes is None else successes),
+        check_count("slots", 1 if slots is None else slots),
+        0 if failures is None else check_count("failures", failures),
+        round(check_seconds("open_for", 600.0 if open_for is None else open_for) * MICROSECONDS),
+        check_count("successes", 3 if successes is None else successes),
         *(number for each in _quotas(quota) for number in (each.limit, each.period_us)),
     ]
     return ",".join(map(str, numbers))
@@ -51,8 +51,8 @@ class MemberStatus:
     """A member of a pool, as `Pool.status` reports it."""
 
     state: str  # ready, leased, cooling, limited, open or retired
-    in_use: int  # leases of it
-    ready_in: float | None  # seconds until it may be leased; None: when a lease of it ends, or when it is added again
+    in_use: int  # how many leases it has
+    ready_in: float | None  # seconds until it may be leased; None: not before a lease of it ends or it is added again
     breaker: str  # CLOSED, OPEN or HALF_OPEN
     failures: int  # in a row
 

@@ -1,8 +1,10 @@
 """Acquisitions of a lock, and which thread or task each of them belongs to.
 
-Every thread or task that uses a `Lock` object has acquisitions of its own. One that has none speaks for another that
-has: what one thread of an executor acquired, another may release. The exception is a caller that was just refused: it
-would release what it did not get. What an acquisition does in the store is written as plans (see `headgate._plan`).
+Every thread or task that uses a `Lock` object has its own acquisitions. A caller without one acts on the last of the
+object, so that one thread of an executor may release what another has acquired. The exception is a caller whose last
+acquire failed: its release must not free the lock of the thread or task that got it.
+
+What an acquisition does in the store is written as plans (see `headgate._plan`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class LockTerms:
         self.ttl = ttl
         self.ttl_ms = round(ttl * 1000)
         self.max_hold = max_hold
-        # What two clocks may differ by in a TTL, and what a busy machine needs to act on the loss.
+        # We take it for lost a little before Redis does: clocks run differently, and to act on the loss takes time.
         self.margin = 0 if runner.backend.in_process else round(ttl / 20 * MICROSECONDS)
 
 
@@ -47,7 +49,7 @@ class Acquisition:
         self.terms = terms
         self.owner = secrets.token_hex(12)
         self.lost = lost
-        self.unanswered = False  # a request was sent, and it is not known whether it was granted
+        self.unconfirmed = False  # an acquire or a release was sent, and its reply is not known
         self.fence = 0
         self.until = 0  # by our own clock, a little before it ends in the store
         self.renewable_until: int | None = None
@@ -58,14 +60,14 @@ class Acquisition:
         self.task: asyncio.Task[object] | None = None  # to be cancelled when the lock is lost
 
     def grant(self, fence: int, sent: int) -> None:
-        """It was granted to a request that was sent at that time."""
+        """Begin it: a request that was sent at that time was granted."""
         self.fence = fence
         self._extend(sent)
         if self.terms.max_hold is not None:
             self.renewable_until = sent + round(self.terms.max_hold * MICROSECONDS)
 
     def is_held(self) -> bool:
-        """Whether it is ours for all we know."""
+        """Whether it is ours for all we know. Does not ask the store."""
         return not self.over and self.process == os.getpid() and self.terms.clock.now() < self.until
 
     def renew(self) -> Plan[None]:
@@ -74,7 +76,7 @@ class Acquisition:
             try:
                 [ours] = yield self._operation("renew")
             except StoreUnavailable:
-                pass  # there is time for another try, or there is not
+                pass  # the next renewal tries again, if there is time
             else:
                 if ours and not self.over:
                     self._extend(sent)
@@ -83,7 +85,7 @@ class Acquisition:
         self._lose_if_expired()
 
     def confirm(self) -> Plan[bool]:
-        """Renew it, or only ask once *max_hold* is over; whether it is still held."""
+        """Renew it, or only ask if *max_hold* is over; whether it is still held."""
         if self.over or self.process != os.getpid():
             return False
         if self.renewable_until is None or self.terms.clock.now() < self.renewable_until:
@@ -92,7 +94,7 @@ class Acquisition:
         try:
             ours, _ = yield self._operation("peek")
         except StoreUnavailable:
-            ours = True  # until its time is over, for all we know
+            ours = True  # for all we know, until its TTL is over
         if not ours and not self.over:
             self.lose()
         self._lose_if_expired()
@@ -101,12 +103,12 @@ class Acquisition:
     def release(self) -> Plan[bool]:
         ours = self.terms.clock.now() < self.until and not self.lost.is_set()
         self.end()
-        self.unanswered = True
+        self.unconfirmed = True
         try:
             [released] = yield self._operation("release")
         except StoreUnavailable:
             return ours
-        self.unanswered = False
+        self.unconfirmed = False
         return bool(released)
 
     def release_in_background(self) -> None:
@@ -148,42 +150,49 @@ class Ownership:
 
     def __init__(self) -> None:
         self._by_caller: weakref.WeakKeyDictionary[object, Acquisition] = weakref.WeakKeyDictionary()
-        self._refused: weakref.WeakSet[object] = weakref.WeakSet()
+        self._failed: weakref.WeakSet[object] = weakref.WeakSet()
         self._last: Acquisition | None = None
 
     def add(self, acquisition: Acquisition, caller: object) -> None:
         self._by_caller[caller] = self._last = acquisition
-        self._refused.discard(caller)
+        self._failed.discard(caller)
 
-    def refuse(self, caller: object) -> None:
-        """*caller* was refused: until its next `release` it speaks for itself only."""
-        self._refused.add(caller)
+    def note_failed_acquire(self, caller: object) -> None:
+        """*caller* did not get the lock: its next `release` must not release what another caller got."""
+        self._failed.add(caller)
 
-    def forget_refusal(self, caller: object) -> None:
-        """*caller* got an exception, so it will not call `release`."""
-        self._refused.discard(caller)
+    def forget_failed_acquire(self, caller: object) -> None:
+        """*caller* got an exception from ``with``, so there will be no `release` for that acquire."""
+        self._failed.discard(caller)
 
-    def of(self, caller: object) -> Acquisition | None:
-        """What *caller* itself acquired last."""
+    def last_of(self, caller: object) -> Acquisition | None:
+        """The last acquisition of *caller* itself."""
         return None if caller is None else self._by_caller.get(caller)
 
-    def has_released(self, caller: object) -> bool:
-        """Whether *caller* has released what it acquired last."""
-        mine = self.of(caller)
+    def already_released(self, caller: object) -> bool:
+        """Whether the last acquisition of *caller* itself is released."""
+        mine = self.last_of(caller)
         return mine is not None and mine.released
 
     def current(self, caller: object) -> Acquisition | None:
-        """What *caller* has to release, lost or not; else what another caller has; else the last there was."""
-        mine = self.of(caller)
-        if (mine and not mine.released) or (caller is not None and caller in self._refused):
+        """The acquisition that `held`, `fence` and `release` are about, if *caller* uses them.
+
+        Its own, if that is not released, or if its last acquire failed. Else the last of all callers, if that is not
+        released, or if it has none of its own. Else its own.
+        """
+        mine = self.last_of(caller)
+        if (mine and not mine.released) or (caller is not None and caller in self._failed):
             return mine
         return self._last if mine is None or (self._last and not self._last.released) else mine
 
-    def take(self, caller: object) -> Acquisition | None:
-        """The same, to be released, once; None if there is nothing. What a parent holds is not its child's."""
+    def take_for_release(self, caller: object) -> Acquisition | None:
+        """Mark the current acquisition as released and return it.
+
+        None if it was released before, or if this is a forked child and the acquisition is its parent's.
+        """
         acquisition = self.current(caller)
         if caller is not None:
-            self._refused.discard(caller)
+            self._failed.discard(caller)
         if acquisition is None or acquisition.released or acquisition.process != os.getpid():
             return None
         acquisition.released = True

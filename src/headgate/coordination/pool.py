@@ -5,10 +5,10 @@
     with pool.acquire(timeout=10.0) as leased:
         leased.observe(requests.get(url, headers={"Authorization": leased.member}))
 
-A caller gets the member that was used longest ago, for a lease. The member is back when the caller releases it, or when
-the lease of a caller that died is over. A member may have a quota and a breaker of its own, and cool down for as long
-as the other side asks: what one worker learns counts for all. A caller that finds no free member waits in line, and is
-told exactly how long it may take. One script admits, one settles.
+A caller leases the member that was used longest ago. The member is free again when the caller releases it, or when the
+lease of a caller that died is over. A member may have a quota and a breaker of its own, and cool down for as long as a
+server asks: what one worker learns counts for all. A caller that finds no free member queues, and is told exactly how
+long it may take. Two operations matter: `acquire` leases a member, `settle` returns it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from types import TracebackType
 from typing import Any, TypedDict
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import deadline, held_for
+from headgate.coordination.arguments import check_ttl, deadline_after
 from headgate.coordination.leases import AsyncLeased, Leased, LeaseTerms, MemberLease
 from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
-from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_line
+from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-MANY = 100  # members; to ask for the status of more takes Redis a while
-RECENT = 1 * MICROSECONDS  # how long the status of so many is good enough to say why no member is free
+CACHE_STATUS_ABOVE = 100  # members; the status of more takes Redis a while
+CACHED_STATUS_TTL = 1 * MICROSECONDS  # how long a cached status is good enough to say why no member is free
 
 
 class Preset(TypedDict):
-    """Arguments of a pool."""
+    """Arguments of a pool that can be given as ``**CRAWLER``."""
 
     quota: str
     failures: int
@@ -59,17 +59,17 @@ class _AnyPool(Tool):
         store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
-        lease = held_for("lease", lease)
+        lease = check_ttl("lease", lease)
         rules = encode_rules(slots, quota, failures, open_for, successes)
         self._set_up(POOL, name, store, clock)
         self._terms = LeaseTerms(self._runner, lease, rules)
-        self._last_status: tuple[PoolStatus, int] | None = None  # of many members, and when it was asked for
+        self._cached_status: tuple[PoolStatus, int] | None = None  # and when it was asked for
 
     def _acquire_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[MemberLease]:
-        until = deadline(self._runner.clock, timeout)
+        until = deadline_after(self._runner.clock, timeout)
         lease = MemberLease(self._terms, waits=timeout != 0)
         try:
-            if (yield from wait_in_line(self._runner, new_ticket, lease.attempt, until)):
+            if (yield from wait_in_queue(self._runner, new_ticket, lease.attempt, until)):
                 return lease
             raise (yield from self._exhausted(lease))
         except BaseException:
@@ -88,11 +88,11 @@ class _AnyPool(Tool):
     def _exhausted(self, lease: MemberLease) -> Plan[PoolExhausted]:
         """Why *lease* was not granted, and when to ask again."""
         now = self._runner.clock.now()
-        if self._last_status and now < self._last_status[1] + RECENT:
-            status, _ = self._last_status
+        if self._cached_status and now < self._cached_status[1] + CACHED_STATUS_TTL:
+            status, _ = self._cached_status
         else:
             status = yield from self._status_plan()
-            self._last_status = (status, now) if len(status.members) > MANY else None
+            self._cached_status = (status, now) if len(status.members) > CACHE_STATUS_ABOVE else None
         reasons = {reason: getattr(status, reason) for reason in REASONS}
         return PoolExhausted(self.name, lease.ready_in / MICROSECONDS if lease.ready_in > 0 else None, reasons)
 
@@ -104,28 +104,28 @@ def _check(member: str) -> str:
 class Pool(_AnyPool):
     """A pool of tokens, User-Agents or the like that threads and processes share.
 
-    name       what is shared
+    name       of the pool
     store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    lease      seconds after which the member of a holder that died is back
+    lease      seconds after which the member of a holder that died is free again
     slots      how many callers may have the same member at once (1)
-    quota      of each member, counted exactly, such as ``"80/10 minutes"``; several: all must allow
+    quota      of each member, such as ``"80/10 minutes"``, counted exactly; of a list all must allow
     failures   in a row that open a member's breaker; None: it has none
-    open_for   seconds that the breaker keeps it out (600)
-    successes  that close it again (3)
+    open_for   seconds for which an open breaker keeps its member from being leased (600)
+    successes  that close a breaker again (3)
     clock      a `headgate.testing.ManualClock`, in tests
 
     The rules (slots, quota, failures, open_for, successes) of the process that added members last count for all
-    processes and all members. A pool that is given no rules changes none: an operator's script may add members without
-    knowing them. A pool that is given one is given all: ``slots=1`` alone means no quota and no breaker. `CRAWLER` has
-    those for careful crawlers.
+    processes and all members. A `Pool` object without rules changes none: an operator's script may add members without
+    knowing them. Giving any rule sets the others to their defaults: ``slots=1`` alone means no quota and no breaker.
+    `CRAWLER` has rules for careful crawlers.
     """
 
     def add(self, *members: str, restore: bool = True) -> None:
-        """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
+        """Add members; they are handed out in this order. Retired ones come back, unless *restore* is False."""
         self._runner.run(self._add_plan(members, restore))
 
     def retire(self, *members: str) -> None:
-        """Lease these members no more; a caller that has one may finish."""
+        """Do not lease these members any more; a lease that has begun goes on."""
         self._runner.run(self._retire_plan(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
@@ -181,11 +181,11 @@ class AsyncPool(_AnyPool):
     _for_tasks = True
 
     async def add(self, *members: str, restore: bool = True) -> None:
-        """Put members in, the first to be had first; retired ones come back, unless *restore* is False."""
+        """Add members; they are handed out in this order. Retired ones come back, unless *restore* is False."""
         await self._runner.arun(self._add_plan(members, restore))
 
     async def retire(self, *members: str) -> None:
-        """Lease these members no more; a caller that has one may finish."""
+        """Do not lease these members any more; a lease that has begun goes on."""
         await self._runner.arun(self._retire_plan(members))
 
     def acquire(self, timeout: float | None = None) -> AcquiringLease:
@@ -200,5 +200,5 @@ class AsyncPool(_AnyPool):
         return await self._runner.arun(self._status_plan())
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; they are closed by themselves when it ends."""
+        """Close this event loop's connections; without this they are closed when the loop ends."""
         await self._runner.backend.aclose()

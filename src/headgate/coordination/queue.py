@@ -1,13 +1,13 @@
-"""A line for a whole fleet: first in, first out, and no entry stays in it longer than its time.
+"""A queue for a whole fleet: first in, first out, and no entry stays in it beyond its time-out.
 
     queue = WaitQueue("tokens", store="redis://...", timeout=60.0)
     queue.enqueue("request-1")
     queue.dequeue()  # "request-1"
 
-A worker that hands something out takes the first entry with `dequeue`. A caller that wants something waits in line with
-`wait`, and its process sends heartbeats for it; the entry of a process that died is passed over. Entries that are
-expired, cancelled or dead never come out and are never counted. An id is in line once: a second `wait` with the same id
-takes over the place of the first.
+A worker that hands something out takes the first entry with `dequeue`. A caller that wants something joins with `wait`,
+and its process sends heartbeats for its entry; the entry of a process that died is passed over. An entry that expired,
+was cancelled or is dead is never dequeued and never counted. An id is in the queue once: a second `wait` with the same
+id takes over the place of the first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import secrets
 from collections.abc import Callable
 
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import count, deadline, seconds
-from headgate.coordination.heartbeat import ALIVE, heartbeats
-from headgate.coordination.runner import RETRY, Plan, Ticket, Tool, wait_in_line
+from headgate.coordination.arguments import check_count, check_seconds, deadline_after
+from headgate.coordination.queue_heartbeat import ALIVE, heartbeats
+from headgate.coordination.runner import RETRY, Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
-from headgate.coordination.states.queue import QUEUE, REPLY_TTL
+from headgate.coordination.states.queue import QUEUE, REPLY_TTL, queue_operation
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-JOINING = 10.0  # seconds that a new entry lives without a heartbeat: where thousands join at once, replies are late
+JOINING = 10.0  # seconds until a new entry needs a heartbeat: while thousands join at once, replies are late
 
 
 class _AnyQueue(Tool):
@@ -41,75 +41,75 @@ class _AnyQueue(Tool):
         max_length: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._timeout = seconds("timeout", timeout)
-        self._max_length = 0 if max_length is None else count("max_length", max_length)
+        self._timeout = check_seconds("timeout", timeout)
+        self._max_length = 0 if max_length is None else check_count("max_length", max_length)
         self._set_up(QUEUE, name, store, clock)
         self._clock = self._runner.clock
 
     def _enqueue_plan(self, id: str, timeout: float | None) -> Plan[int]:
-        time = self._timeout if timeout is None else seconds("timeout", timeout)
+        time = self._timeout if timeout is None else check_seconds("timeout", timeout)
         [position] = yield self._operation("enqueue", check_key(id, "id"), time)
         self._check_not_full(position)
         return int(position)
 
     def _dequeue_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[str | None]:
-        until, process = deadline(self._clock, timeout), os.getpid()
-        dequeue = self._operation("dequeue")  # with one id, so it gives out one entry however often it is sent
-        unanswered = False
+        until, process = deadline_after(self._clock, timeout), os.getpid()
+        dequeue = self._operation("dequeue")  # it has a call id, so it takes one entry out however often it is sent
+        unconfirmed = False
 
         def attempt() -> Plan[tuple[str | None, float]]:
-            nonlocal unanswered
-            unanswered = True
+            nonlocal unconfirmed
+            unconfirmed = True
             [id] = yield dequeue
-            unanswered = False
+            unconfirmed = False
             return id or None, self._runner.backend.states.poll
 
         try:
-            return (yield from wait_in_line(self._runner, new_ticket, attempt, until))
+            return (yield from wait_in_queue(self._runner, new_ticket, attempt, until))
         except BaseException:
-            if unanswered:
+            if unconfirmed:
                 self._undo(dequeue, process)
             raise
 
     def _wait_plan(self, ticket: Ticket, id: str, timeout: float | None) -> Plan[bool]:
-        time = self._timeout if timeout is None else seconds("timeout", timeout)
+        time = self._timeout if timeout is None else check_seconds("timeout", timeout)
         until = self._clock.now() + round(time * MICROSECONDS)
         token, process = secrets.token_hex(8), os.getpid()
-        in_line = False
+        queued = False
         with ticket:
             try:
-                in_line = True  # for all we know, from when it was asked for
+                queued = True  # for all we know, as soon as the request is sent
                 yield from self._join(ticket, id, token, time, until if timeout else None)
                 ticket.listen()
                 with heartbeats(self._runner, id, token, ticket.waiter) as entry:
-                    state, pause = "waiting", None  # until it is told, or the time is over
+                    state, retry_in = "waiting", None  # None: sleep until woken, or until the time is over
                     while state == "waiting":
                         left = (until - self._clock.now()) / MICROSECONDS
                         if left > 0:
-                            yield ticket.pause(pause, left)
+                            yield ticket.sleep(retry_in, left)
                         try:
-                            state, pause = entry.state, None
+                            state, retry_in = entry.state, None
                             if state == "waiting":
                                 state, _ = yield self._operation("status", id, alive=ALIVE, token=token)
                         except StoreUnavailable:
                             if left <= 0:
                                 raise
-                            pause = RETRY
+                            retry_in = RETRY
                         else:
                             if left <= 0:
                                 break
-                in_line = state != "served"
-                return not in_line
+                queued = state != "served"
+                return not queued
             except QueueFull:
-                in_line = False
+                queued = False
                 raise
             finally:
-                if in_line:
+                if queued:
                     cancel = self._operation("cancel", id, token=token)
                     self._runner.retry_in_background(cancel, self._clock.now() + REPLY_TTL, process)
 
     def _join(self, ticket: Ticket, id: str, token: str, time: float, until: int | None) -> Plan[None]:
-        """Get in line, or take over the place of the entry that has this id."""
+        """Enqueue *id*, or take over the entry that has this id."""
         enqueue = self._operation("enqueue", id, time, JOINING, token)
         while True:
             try:
@@ -117,7 +117,7 @@ class _AnyQueue(Tool):
             except StoreUnavailable:
                 if until is None or self._clock.now() >= until:
                     raise
-                yield ticket.pause(RETRY, (until - self._clock.now()) / MICROSECONDS)
+                yield ticket.sleep(RETRY, (until - self._clock.now()) / MICROSECONDS)
             else:
                 return self._check_not_full(position)
 
@@ -135,61 +135,70 @@ class _AnyQueue(Tool):
 
     def _check_not_full(self, position: int) -> None:
         if position < 0:
-            raise QueueFull(f"the queue {self.name!r} has {self._max_length} already")
+            raise QueueFull(f"the queue {self.name!r} has {self._max_length} entries already")
 
     def _operation(
         self, name: str, id: str = "", timeout: float | None = None, alive: float = 0.0, token: str = ""
     ) -> Operation:
         call = "" if name in ("status", "size") else secrets.token_hex(8)
         time = round((timeout or self._timeout) * MICROSECONDS)
-        return Operation(name, (call, id, time, self._max_length, round(alive * MICROSECONDS), token))
+        return queue_operation(
+            name,
+            call=call,
+            id=id,
+            timeout=time,
+            max_length=self._max_length,
+            heartbeat_ttl=round(alive * MICROSECONDS),
+            waiter=token,
+        )
 
     def _undo(self, dequeue: Operation, process: int) -> None:
-        """Put the entry back that *dequeue* may have taken out: its reply was not heard."""
-        call, _, time, max_length, *_ = dequeue.arguments
-        undo = Operation("undo", (call, "", time, max_length, round(ALIVE * MICROSECONDS)))
+        """Put the entry back that *dequeue* may have taken out: its reply was lost."""
+        call, _, timeout, *_ = dequeue.arguments
+        ttl = round(ALIVE * MICROSECONDS)
+        undo = queue_operation("undo", call=str(call), timeout=int(timeout), heartbeat_ttl=ttl)
         self._runner.retry_in_background(undo, self._clock.now() + REPLY_TTL, process)
 
 
 class WaitQueue(_AnyQueue):
-    """A line that threads and processes share: first in, first out.
+    """A queue that threads and processes share: first in, first out.
 
     name        what is waited for
     store       a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    timeout     seconds after which an entry that was not served is out
-    max_length  how many entries may wait; one more is `QueueFull`. None: any number
+    timeout     seconds after which an entry that was not dequeued is removed
+    max_length  how many entries may wait; one more raises `QueueFull`. None: any number
     clock       a `headgate.testing.ManualClock`, in tests
     """
 
     def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many entries are before it.
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); returns how many entries are before it.
 
-        An id that is in line keeps its place.
+        An id that is in the queue keeps its place.
         """
         return self._runner.run(self._enqueue_plan(id, timeout))
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
-        """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
+        """Take the first entry out; returns None if none comes within *timeout* seconds (None: wait for ever)."""
         return self._runner.run(self._dequeue_plan(self._runner.ticket, timeout))
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
+        """Queue until *id* is dequeued, for *timeout* seconds (None: the queue's); whether it was.
 
-        False also if it was cancelled, or if another caller that waits with the same id took over the place.
+        False also if it was cancelled, or if another caller that waits with the same id took over its place.
         """
         ticket = self._runner.ticket(check_key(id, "id"))
         return self._runner.run(self._wait_plan(ticket, id, timeout))
 
     def cancel(self, id: str) -> bool:
-        """Take *id* out of the line; whether it was there."""
+        """Take *id* out of the queue; whether it was there."""
         return self._runner.run(self._cancel_plan(id))
 
     def position(self, id: str) -> int | None:
-        """How many entries are before *id*; None if it is not in line."""
+        """How many entries are before *id*; None if it is not in the queue."""
         return self._runner.run(self._position_plan(id))
 
     def __len__(self) -> int:
-        """How many entries wait: alive, and in time."""
+        """How many entries wait; those that expired or are dead do not count."""
         return self._runner.run(self._size_plan())
 
     def __bool__(self) -> bool:
@@ -207,36 +216,36 @@ class AsyncWaitQueue(_AnyQueue):
     _for_tasks = True
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds (None: the queue's); how many entries are before it.
+        """Put *id* at the end, for *timeout* seconds (None: the queue's); returns how many entries are before it.
 
-        An id that is in line keeps its place.
+        An id that is in the queue keeps its place.
         """
         return await self._runner.arun(self._enqueue_plan(id, timeout))
 
     async def dequeue(self, timeout: float | None = 0.0) -> str | None:
-        """Take the first entry out; None if there is none within *timeout* seconds (None: wait for ever)."""
+        """Take the first entry out; returns None if none comes within *timeout* seconds (None: wait for ever)."""
         return await self._runner.arun(self._dequeue_plan(self._runner.async_ticket, timeout))
 
     async def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Wait in line until *id* is taken out, for *timeout* seconds (None: the queue's); whether it was.
+        """Queue until *id* is dequeued, for *timeout* seconds (None: the queue's); whether it was.
 
-        False also if it was cancelled, or if another caller that waits with the same id took over the place.
+        False also if it was cancelled, or if another caller that waits with the same id took over its place.
         """
         ticket = self._runner.async_ticket(check_key(id, "id"))
         return await self._runner.arun(self._wait_plan(ticket, id, timeout))
 
     async def cancel(self, id: str) -> bool:
-        """Take *id* out of the line; whether it was there."""
+        """Take *id* out of the queue; whether it was there."""
         return await self._runner.arun(self._cancel_plan(id))
 
     async def position(self, id: str) -> int | None:
-        """How many entries are before *id*; None if it is not in line."""
+        """How many entries are before *id*; None if it is not in the queue."""
         return await self._runner.arun(self._position_plan(id))
 
     async def size(self) -> int:
-        """How many entries wait: alive, and in time."""
+        """How many entries wait; those that expired or are dead do not count."""
         return await self._runner.arun(self._size_plan())
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; they are closed by themselves when it ends."""
+        """Close this event loop's connections; without this they are closed when the loop ends."""
         await self._runner.backend.aclose()

@@ -20,17 +20,17 @@ from headgate.redis.script import LuaScript, ScriptCall
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
 
-POLL_WITHOUT_MESSAGES = 0.05  # seconds; a client that was handed in gets no messages
+POLL_WITHOUT_MESSAGES = 0.05  # seconds; we do not subscribe on a client that was handed in
 
 
 class RedisStates:
-    """See `headgate.stores.base.StateBackend`."""
+    """The states in one Redis. See `headgate.stores.base.StateBackend` for what the methods promise."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self.display_name = store.display_name
         self.poll = POLL if store.url else POLL_WITHOUT_MESSAGES
-        self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
+        self._loop_ends: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._listeners: tuple[Callable[[str, str], object], Callable[[], object]] | None = None
         self.after_fork()
         renew_after_fork(self)
@@ -56,8 +56,8 @@ class RedisStates:
 
     async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
         script, call = self._call(machine, name, operation)
-        if (loop := asyncio.get_running_loop()) not in self._guards:
-            self._guard(loop)
+        if (loop := asyncio.get_running_loop()) not in self._loop_ends:
+            self._close_at_end_of(loop)
         try:
             reply = await self._store.async_executor().execute(script, call)
         except (RedisError, OSError) as error:
@@ -75,7 +75,7 @@ class RedisStates:
             self._subscription.listen(channel)
 
     def leave(self, channel: str) -> None:
-        if self._subscription:  # None: it was the parent's, before a fork
+        if self._subscription:  # None: the caller subscribed before a fork, in the parent
             self._subscription.leave(channel)
 
     def close(self) -> None:
@@ -88,14 +88,14 @@ class RedisStates:
         now = self._store.clock.now() if self._store.clock else ""
         return script, script.call(_keys(machine, name), operation.name, now, *operation.arguments)
 
-    def _guard(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close the connections of *loop* when it ends, and no others: the store may have been handed in.
+    def _close_at_end_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the connections of *loop* when it ends, those of a background retry included.
 
-        By itself a store closes idle connections only, and an operation may still be giving something back on another.
+        By itself a store closes only idle connections then. Those of other loops stay open.
         """
-        for closed in [other for other in self._guards if other.is_closed()]:
-            del self._guards[closed]
-        self._guards[loop] = at_loop_end(self._store.close_loop)
+        for closed in [other for other in self._loop_ends if other.is_closed()]:
+            del self._loop_ends[closed]
+        self._loop_ends[loop] = at_loop_end(self._store.close_loop)
 
 
 @lru_cache(1000)

@@ -1,8 +1,8 @@
-"""Renew locks and leases when they are due, for as long as their holder refers to them.
+"""Renew held locks and leased members before they expire, for as long as their holder refers to them.
 
-The timers of the backend keep the time; a lock of an event loop is renewed in that loop. The references here are weak:
-a holder that drops its lock object without a release is as good as dead, and the lock expires. A renewal is a plan
-(see `headgate._plan`).
+A timer of the backend starts each renewal: in its own thread, or for a lock of asyncio in the event loop of its holder.
+The references here are weak: if a holder drops its lock object without a release, the lock is not renewed and expires.
+A renewal is a plan (see `headgate._plan`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headgate.coordination.timers import Timer
 
 
 class Renewable(Protocol):
-    """A lock or a lease, from when it was granted."""
+    """An acquisition of a lock or a lease of a member, once it is granted."""
 
     over: bool  # released or lost
     timer: Timer | None
@@ -36,8 +36,8 @@ def keep_renewed(runner: Runner, held: Renewable, loop: asyncio.AbstractEventLoo
         held = reference()
         if held is None or held.over:
             return
-        by_hand = runner.backend.in_process and running_loop() is loop  # a ManualClock was advanced in *loop* itself
-        if loop is None or by_hand:
+        in_our_loop = runner.backend.in_process and running_loop() is loop  # a ManualClock was advanced there
+        if loop is None or in_our_loop:
             runner.run(held.renew())
             keep_renewed(runner, held, loop)
         elif not loop.is_closed():

@@ -1,7 +1,8 @@
-"""Run what a tool does: plans that yield an `Operation` on a state, or a `Pause` until the caller is woken.
+"""Run the plans of the tools: a plan yields an `Operation` on a state, or a `Sleep` until its caller is woken.
 
-A `Runner` drives plans (see `headgate._plan`) for threads and for asyncio. Callers of a process that wait for the same
-thing stand in one line, and only the first of it asks the store. So any number of waiters cost one question at a time.
+A tool is a lock, a circuit breaker, a pool or a queue. Its `Runner` drives its plans (see `headgate._plan`) for threads
+and for asyncio. Callers of a process that wait for the same tool queue in the process, and only the first asks the
+store: thousands of waiters cost no more questions than a few. See `wait_in_queue` for the exceptions.
 """
 
 from __future__ import annotations
@@ -13,71 +14,61 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from headgate._plan import arun, run
-from headgate._waiters import SignalSafeEvent, Waiter
+from headgate._waiters import Queued, SignalSafeEvent, Waiter
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.backend import open_backend
-from headgate.coordination.background import BackgroundRetry
+from headgate.coordination.background_retry import BackgroundRetry
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel, wake_waiters
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-RETRY = 0.1  # seconds between tries while the store does not answer
+RETRY = 0.1  # seconds between attempts while the store does not answer
 
 R = TypeVar("R")
 
 
-class Pause(NamedTuple):
-    """Sleep until *event* is set, or for so many seconds; None: until it is set."""
+class Sleep(NamedTuple):
+    """A request of a plan: sleep until *event* is set, or for so many seconds; None: until it is set."""
 
     event: Any  # of `threading` or of `asyncio`
     seconds: float | None
 
 
-Plan = Generator[Operation | Pause, Any, R]
+Plan = Generator[Operation | Sleep, Any, R]
 
 
-class Ticket:
-    """A caller's place in the line of a tool. Only the first of a line asks; a caller that leaves wakes the next.
+class Ticket(Queued):
+    """A caller's place in the queue of a tool in this process, and its way to sleep until it is woken.
 
-    The line refers to its *waiter* and not to the ticket itself, so that a dropped ticket can leave the line.
+    The queue refers to the *waiter* and not to the ticket, so a ticket that its caller drops can leave the queue.
     """
 
-    at_front = _joined = _listens = False
+    _listens = False
 
     def __init__(self, runner: Runner, waiter: Waiter, event: Any) -> None:
-        self.runner = runner
-        self.waiter = waiter
-        self._event = event  # which the waiter's *wake* sets
-
-    def __enter__(self) -> None:
-        self._joined = True
-        self.runner.backend.waiters.join(self.waiter, self.at_front)
+        super().__init__(runner.backend.waiters, waiter)
+        self._states, self._channel = runner.backend.states, runner.channel
+        self._event = event  # the waiter's `wake` sets it
 
     def __exit__(self, *_: object) -> None:
         if self._listens:
             self._listens = False
-            self.runner.backend.states.leave(self.runner.channel)
-        self.runner.backend.waiters.leave(self.waiter)
-        self._joined = False
+            self._states.leave(self._channel)
+        super().__exit__()
 
-    def __del__(self) -> None:
-        """Leave even if a signal handler raised while the caller joined or left: it would block the line for ever."""
-        if self._joined:
-            self.__exit__()
-
-    def pause(self, *limits: float | None) -> Pause:
+    def sleep(self, *limits: float | None) -> Sleep:
         """Sleep until woken, or for the shortest of these times; None is for ever."""
-        return Pause(self._event, min((seconds for seconds in limits if seconds is not None), default=None))
+        return Sleep(self._event, min((seconds for seconds in limits if seconds is not None), default=None))
 
     def listen(self) -> None:
         """Be woken by changes in other processes, too."""
         if not self._listens:
             self._listens = True
-            self.runner.backend.states.listen(self.runner.channel)
+            self._states.listen(self._channel)
 
 
-def wait_in_line(
+def wait_in_queue(
     runner: Runner,
     new_ticket: Callable[[], Ticket],
     attempt: Callable[[], Plan[tuple[R | None, float]]],
@@ -85,21 +76,22 @@ def wait_in_line(
 ) -> Plan[R | None]:
     """Make attempts until one has a result; None when *until* has come.
 
-    attempt  gives a result, or None and the seconds after which the next attempt is due at the latest
+    attempt  asks the store; gives a result, or None and the seconds after which to ask again at the latest
     until    in the clock's microseconds; None: for ever
 
-    A caller that finds no line, or has no time to wait, asks at once: most callers need no ticket. Only one caller at a
-    time does so, and only the first of a line asks; so any number of callers ask two questions at a time at most.
+    A caller with ``timeout=0`` always asks. Of the others at most two ask at once: one that found no queue, and the
+    first in the queue. A caller whose time is over before it was first asks once more than these two.
 
     An attempt that raises `StoreUnavailable` is repeated while there is time; without *until* it is raised at once.
     """
     clock, waiters, asking = runner.clock, runner.backend.waiters, runner.backend.asking
     problem: StoreUnavailable | None = None  # of the last attempt
     has_time = until is None or clock.now() < until
-    no_line = waiters.is_empty(runner.channel) and runner.channel not in asking
-    if no_line or not has_time:
+    no_queue = waiters.is_empty(runner.channel) and runner.channel not in asking
+    if no_queue or not has_time:  # most callers get their result here, and need no ticket
         try:
-            asking.add(runner.channel)
+            if no_queue:
+                asking.add(runner.channel)
             result, _ = yield from attempt()
             if result is not None or not has_time:
                 return result
@@ -108,19 +100,20 @@ def wait_in_line(
                 raise
             problem = error
         finally:
-            asking.discard(runner.channel)
+            if no_queue:  # else it may be another caller's mark
+                asking.discard(runner.channel)
     ticket, asked = new_ticket(), False
-    ticket.at_front = no_line  # callers that came while this one asked are behind it
+    ticket.at_front = no_queue  # callers that came while this one asked are behind it
     with ticket:
         while True:
-            pause: float | None = None  # until this caller is first
+            ask_in: float | None = None  # seconds until the next attempt; None: when this caller is first
             # A caller whose time is over asks once, first or not: the first may be in an event loop that is blocked.
             if waiters.is_first(ticket.waiter) or not (asked or until is None or clock.now() < until):
                 asked = True
                 try:
-                    result, pause = yield from attempt()
+                    result, ask_in = yield from attempt()
                 except StoreUnavailable as error:
-                    problem, pause = error, RETRY
+                    problem, ask_in = error, RETRY
                 else:
                     if result is not None:
                         return result
@@ -131,11 +124,11 @@ def wait_in_line(
                 raise problem
             if left is not None and left <= 0:
                 return None
-            yield ticket.pause(pause, left)
+            yield ticket.sleep(ask_in, left)
 
 
 class Runner:
-    """Runs the plans of one tool: one name of one state machine in one store, for threads or for *tasks*."""
+    """Runs the plans of one tool object, which has a name, a kind of state and a store; for threads or for *tasks*."""
 
     def __init__(
         self, machine: StateMachine, name: str, store: str | Store, clock: Clock | None, *, tasks: bool
@@ -152,7 +145,7 @@ class Runner:
         return f"{self.name!r} at {self.backend.states.display_name}"
 
     def execute(self, operation: Operation) -> Reply:
-        """Run one operation, and wake the waiters of this process that it concerns: they need no message."""
+        """Run one operation, and wake the waiters of this process that it concerns, without a message of the store."""
         reply = self.backend.states.run(self.machine, self.name, operation)
         wake_waiters(self.backend.waiters, self.channel, operation, reply)
         return reply
@@ -171,7 +164,7 @@ class Runner:
         return await arun(plan, self._answer_async)
 
     def ticket(self, entry: str = "") -> Ticket:
-        """A ticket for this thread, woken by changes of the state, or only by those of one *entry* of a queue."""
+        """A ticket for this thread, woken when the state changes, or only when that *entry* of a `WaitQueue` does."""
         event = SignalSafeEvent()
         return Ticket(self, Waiter(entry_channel(self.channel, entry), event.set), event)
 
@@ -181,24 +174,24 @@ class Runner:
         wake = partial(_set, loop, event)
         return Ticket(self, Waiter(entry_channel(self.channel, entry), wake, loop.is_running), event)
 
-    def _answer(self, request: Operation | Pause) -> Reply | None:
+    def _answer(self, request: Operation | Sleep) -> Reply | None:
         if isinstance(request, Operation):
             return self.execute(request)
         self.clock.wait(request.event, request.seconds)
-        request.event.clear()  # the caller asks or looks next, so it misses nothing
+        request.event.clear()  # before the next attempt, so that no wake-up is lost
         return None
 
-    async def _answer_async(self, request: Operation | Pause) -> Reply | None:
+    async def _answer_async(self, request: Operation | Sleep) -> Reply | None:
         if isinstance(request, Operation):
             return await self.execute_async(request)
         await self.clock.wait_async(request.event, request.seconds)
-        request.event.clear()
+        request.event.clear()  # before the next attempt, so that no wake-up is lost
         return None
 
     def retry_in_background(self, operation: Operation, until: int, process: int) -> None:
-        """Run *operation* in the background until it is answered, or until that time.
+        """Run *operation* in the background until the store answers, or until that time.
 
-        process  whose operation it is: a forked child that drops its copy of a call undoes nothing of its parent's
+        process  in which the call began: a forked child must not undo its parent's operation
         """
         if process == os.getpid():
             BackgroundRetry(self, operation, until)
@@ -206,7 +199,7 @@ class Runner:
     def start(
         self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
     ) -> asyncio.Task[None]:
-        """Run *work* as a task of *loop*, or of the running event loop, that no caller awaits."""
+        """Run *work* as a task of *loop*, or of the running event loop; no caller awaits it."""
         task = (loop or asyncio.get_running_loop()).create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -214,7 +207,7 @@ class Runner:
 
 
 class Tool:
-    """What all tools have: a name, and a runner for their plans. Constructors call `_set_up`."""
+    """What a lock, a breaker, a pool and a queue have in common: a name and a `Runner`. Constructors call `_set_up`."""
 
     _for_tasks = False  # True: its methods are awaited
 

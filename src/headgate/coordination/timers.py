@@ -1,9 +1,10 @@
-"""Timers: a few threads for memory, and a few for each Redis, that renew what this process holds.
+"""Timers: call a function later, in a thread. Renewals, heartbeats and retries of this process are such calls.
 
-A call that is due runs in one of these threads. There are several only while calls take so long that others would have
-to wait, so a Redis that is far away is asked for many locks at once. The threads start with the first call and end some
-time after the last. They check once a second, and are woken only for a call that is due before that: a lock that is
-released at once costs no switch to another thread. A `ManualClock` needs no thread: `advance` runs the calls itself.
+Memory has one `Timers` object, and each Redis its own. Its threads start with the first call and end some time after
+the last; another one starts only while all are busy and a call is due, so that many locks are renewed at once where
+Redis is slow to answer. The threads check once a second, and are woken only for a call that is due before
+that: a lock that is released soon costs no switch to another thread. A `ManualClock` needs no thread: `advance` runs
+the calls itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ IDLE_CHECKS = 10  # with nothing to do, before a thread ends
 
 
 class Timer:
-    """A call that is to be made; `cancel` drops it."""
+    """A call that is to be made; not made after `cancel`."""
 
     __slots__ = ("_call",)
 
@@ -58,15 +59,15 @@ class Timers:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Drop all calls: the parent renews what the parent holds."""
-        # Reentrant: a garbage collection may call `later` while this thread holds it. It is acquired directly and not
-        # through the condition, which does so in Python code: a signal handler that raises there would leave it held.
+        """Drop all calls in a child: they are the parent's."""
+        # Reentrant: a garbage collection may call `later` while this thread holds it. Code acquires it directly and not
+        # through the condition, whose `__enter__` is Python code: a signal handler that raises there leaves it held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
         self._threads = self._waiting = 0
-        self._next_check = math.inf  # when a waiting thread wakes up; never, while no thread waits
+        self._next_check = math.inf  # when a waiting thread wakes up; inf: no thread waits
 
     def later(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call *call* in *seconds*."""
@@ -85,7 +86,7 @@ class Timers:
         return timer
 
     def _wake_thread(self) -> None:
-        """Let a thread check what is due: one that waits, or else a new one."""
+        """Make a thread check what is due: a waiting one, or else a new one."""
         if self._waiting:
             self._changed.notify()
         elif self._threads < MAX_THREADS:
@@ -124,7 +125,7 @@ class Timers:
         timer = heapq.heappop(self._heap)[2]
         self._next_check = math.inf
         if self._heap:
-            self._wake_thread()  # this thread is busy now
+            self._wake_thread()  # this thread will be busy with the call
         return timer
 
     def _wait(self) -> None:

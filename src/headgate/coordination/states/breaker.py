@@ -7,12 +7,12 @@ Enough successes make it CLOSED; one failure makes it OPEN again. A forced state
 Each change of state begins a new generation, a number. A call is admitted in one, and its report counts only in the
 same: a result that began under an earlier state says nothing about this one.
 
-admit    lets the call *id* through, or does not. A probe has a lease: one that never reports makes room when it ends.
+admit    allows the call *id*, or does not. A probe has a lease, whose end makes room if the probe never reports.
 report   counts the *outcome* (success, failure, ignored, refused) of the call *id*, and ends its probe. Ignored and
          refused count nothing. Refused says that a part of the call in another thread or process found all probes
          taken; then one more is admitted from now on, as calls that need two probes could never succeed.
 recover  makes an OPEN breaker HALF_OPEN if its time is over.
-force    makes it *outcome*, a state, until further notice; '' ends that and begins with CLOSED.
+force    sets the state to *outcome* until the next force; '' ends that, and sets it to CLOSED.
 peek     changes nothing.
 
 All reply with: allowed (for recover and force: whether this call changed the state), the state, its generation, whether

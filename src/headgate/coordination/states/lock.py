@@ -148,7 +148,7 @@ class LockState:
         return not (self.holder or self.released) and now > self.last  # a new state starts with a fence of now
 
     def _remember(self, id: str, now: int) -> None:
-        self.released.pop(id, None)  # what is put in again is the newest
+        self.released.pop(id, None)  # put in again, it is the newest
         self.released[id] = now + RELEASED_TTL
         if len(self.released) > MAX_RELEASED:
             del self.released[next(iter(self.released))]

@@ -29,7 +29,7 @@ local function format_int(number) return string.format('%.0f', number) end
 
 @dataclass(frozen=True)
 class StateMachine:
-    """The operations on one kind of state, twice: *lua* for Redis, and *state*, a class whose methods they are."""
+    """The operations on one kind of state: *lua* is a script for Redis; *state* is a class with a method for each."""
 
     prefix: str
     suffixes: tuple[str, ...]  # of its Redis keys; the first is empty
@@ -49,12 +49,12 @@ class Operation(NamedTuple):
     arguments: tuple[str | int, ...]
 
 
-# Operations after which the first waiter for the state may be able to go on.
+# Operations after which the first waiter for the state may succeed.
 WAKING = frozenset({"release", "evict", "settle", "add", "add_new", "enqueue", "undo"})
 
 
 def wake_waiters(waiters: WaiterQueue, channel: str, operation: Operation, reply: Reply) -> None:
-    """Wake the waiters of this process that may be able to go on after *operation* was answered with *reply*."""
+    """Wake the waiters of this process that may succeed now that *operation* got this *reply*."""
     if operation.name in WAKING:
         waiters.wake(channel)
     elif operation.name == "cancel":
@@ -64,7 +64,7 @@ def wake_waiters(waiters: WaiterQueue, channel: str, operation: Operation, reply
 
 
 def entry_channel(channel: str, id: str) -> str:
-    """Where waiters for the queue entry *id* are woken; without an id, those for the whole state."""
+    """The channel of the waiters for the queue entry *id*; without an id, of those for the whole state."""
     return f"{channel}\n{id}" if id else channel  # no name contains a line feed
 
 

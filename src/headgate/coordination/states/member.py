@@ -10,7 +10,7 @@ They are kept for as long as any quota that the pool ever had may count them.
 
 A record has these fields, under these names in Redis, too:
 used       leases of it that are not settled
-failed, succeeded   uses in a row that ended so, in this state of the breaker
+failed, succeeded   uses in a row with that outcome, since the breaker's state changed
 breaker    CLOSED, OPEN or HALF_OPEN
 number     generation of the breaker: how often its state has changed. A lease is settled with the one it began in
 cool, open until when it cools down, until when its breaker is open
@@ -157,7 +157,7 @@ class MemberRecord:
             del self.log[:CHUNK]
 
     def ready_time(self, now: int, rules: PoolRules) -> tuple[int | None, str]:
-        """When it may be leased (None: no time can be told), and why not before."""
+        """When it may be leased (None: not known), and why not before."""
         places = rules.slots
         if self.breaker == HALF_OPEN:
             places = max(min(places, rules.successes - self.succeeded), 1)

@@ -2,8 +2,8 @@
 
 Each member has a ready time (see `headgate.coordination.states.member`), and each use makes it later. So the member
 with the lowest ready time is the least recently used, and when no member is ready the lowest ready time is exactly how
-long to wait. No two members get the same ready time: it is the clock's, or one more than the last that was given. That
-keeps the order right within a microsecond, too; a ready time that is ahead of the clock for this reason counts as now.
+long to wait. No two members get the same ready time: it is the clock's, or one more than the last that was given. So
+the order is right even within a microsecond; a ready time that is ahead of the clock for this reason counts as now.
 
 A lease has a deadline. A lease that was not settled in time is settled by the next call to the pool, whatever it is.
 
@@ -11,7 +11,7 @@ A caller that finds no member may queue. It stays queued as long as it asks agai
 that came later gets a member before it.
 
 acquire  leases a member to *id*, or queues it if it *waits*. Replies with granted, member and wait. Granted is 1; or 0,
-         and wait is the microseconds until one may be ready (-1: no time can be told); or -1, as this id was settled.
+         and wait is the microseconds until one may be ready (-1: not known); or -1, as this id was settled.
 settle   ends the lease *id*: counts its outcome and its use, cools the member down, retires it. Also takes *id* out of
          the queue. Replies with 1 if it was leased, else with 0.
 renew    starts the lease *id* again. Replies with 1, or with 0 if there is none.
@@ -48,7 +48,7 @@ SETTLED_TTL = 30 * MICROSECONDS  # how long a settled id is remembered: requests
 # last add or add_new that gave some hold for all callers, so a caller that only reads need not know them. A pool with
 # members but without rules takes those of the first call that gives some.
 #
-# A member for which no ready time can be told is in "ready", too, at NEVER.
+# A member whose ready time is not known (leased, retired) is in "ready", too, at NEVER.
 LUA = f"""
 local ready, members, leases, holders, settled, waiting, alive, last_time, rules, log = unpack(KEYS)
 local id, lease, waiter_ttl, first = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), 7
@@ -117,7 +117,7 @@ local function repair()
       if not record then
         record = new_record()
         local never = tonumber(redis.call('ZSCORE', ready, member)) == NEVER
-        record.retired = never and not used[member] and 1 or 0  -- with a lease it is at NEVER as it is leased
+        record.retired = never and not used[member] and 1 or 0  -- NEVER without a lease means that it was retired
       end
       record.used = used[member] or 0
       save(member, record)

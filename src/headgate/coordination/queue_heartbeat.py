@@ -1,7 +1,10 @@
-"""Heartbeats for the entries of this process in a queue: one operation carries those of hundreds of entries.
+"""Heartbeats for the `WaitQueue` entries of this process: one operation carries those of hundreds of entries.
 
-The reply tells which entries were served or are out, so that no waiter has to ask; messages only make that quicker.
+The reply tells which entries were dequeued or removed, so that no waiter has to ask; messages only make that quicker.
 A thread of the backend's timers sends them: an event loop that has 10,000 tasks to attend to may be late.
+
+A round sends a heartbeat for every entry, in batches; the next round begins `INTERVAL` after it began. An entry that is
+added between two rounds gets its first heartbeat after `FIRST`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from headgate.clock import MICROSECONDS
 from headgate.coordination.backend import CoordinationBackend, running_loop
 from headgate.coordination.runner import RETRY, Runner
 from headgate.coordination.states.machine import Operation, Reply
+from headgate.coordination.states.queue import queue_operation
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
 ALIVE = 5.0  # seconds without a heartbeat after which an entry is taken for dead
-INTERVAL = 2.0  # seconds between two heartbeats
-FIRST = 0.1  # seconds until the first
+INTERVAL = 2.0  # seconds from the beginning of a round to that of the next
+FIRST = 0.1  # seconds until the first heartbeat of a new entry
 BATCH = 500  # entries in one operation
 
 
@@ -38,7 +42,7 @@ class QueueEntry:
         self.state = "waiting"
 
     def can_act(self) -> bool:
-        """False: its event loop stands still."""
+        """Whether its thread or its event loop runs; the entry of a loop that stands still must expire."""
         return self.waiter.runs is None or self.waiter.runs()
 
 
@@ -47,11 +51,11 @@ class Heartbeat:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._lock = threading.RLock()  # a garbage collection may call us while we hold it
+        self._lock = threading.RLock()  # reentrant: a garbage collection under the lock may remove an entry
         self._entries: dict[str, QueueEntry] = {}
-        self._due: deque[QueueEntry] = deque()  # entries whose heartbeat is to be sent before the next round
+        self._unsent: deque[QueueEntry] = deque()  # entries that get a heartbeat before the next round begins
         self._timer: Timer | None = None
-        self._between_rounds = False
+        self._idle = False  # True: the timer waits for the next round, so a new entry sets an earlier one
         self._round_began = runner.clock.now()
         self._round_took = 0  # microseconds
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,35 +63,35 @@ class Heartbeat:
     def add(self, entry: QueueEntry) -> None:
         with self._lock:
             self._entries[entry.token] = entry
-            self._due.append(entry)
-            if self._timer is None or self._between_rounds:
+            self._unsent.append(entry)
+            if self._timer is None or self._idle:
                 self._schedule(FIRST)
             self._loop = running_loop() or self._loop
 
     def remove(self, entry: QueueEntry) -> bool:
-        """Whether that was the last entry."""
+        """Send no more heartbeats for *entry*; whether it was the last one."""
         with self._lock:
             del self._entries[entry.token]
             if not self._entries and self._timer:
                 self._timer.cancel()
             return not self._entries
 
-    def _schedule(self, seconds: float, between_rounds: bool = False) -> None:
+    def _schedule(self, seconds: float, idle: bool = False) -> None:
         if self._timer:
             self._timer.cancel()
-        self._timer = self._runner.backend.timers.later(seconds, self._beat)
-        self._between_rounds = between_rounds
+        self._timer = self._runner.backend.timers.later(seconds, self._send_heartbeats)
+        self._idle = idle
 
-    def _beat(self) -> None:
-        """Send the heartbeats that are due, and wake the waiters whose entries are not in line any more."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats, for all entries if a round is due, and wake the waiters whose entries left the queue."""
         interval = INTERVAL * min(1.0, self._runner.backend.states.poll)  # shorter where there are no messages
         every, wait = round(interval * MICROSECONDS), RETRY
         with self._lock:
-            self._between_rounds = False
+            self._idle = False
             now = self._runner.clock.now()
             new_round = now >= self._round_began + every
             if new_round:
-                self._due, self._round_began = deque(self._entries.values()), now
+                self._unsent, self._round_began = deque(self._entries.values()), now
         try:
             while batch := self._next_batch():
                 for entry, state in zip(batch, self._send(batch), strict=True):
@@ -95,30 +99,30 @@ class Heartbeat:
                         entry.state = state
                         entry.waiter.wake()
             took = self._runner.clock.now() - now
-            if new_round:  # where a round takes long, the next heartbeat may be late
+            if new_round:  # add a long round's time to the allowed silence
                 self._round_took = min(took, round(ALIVE * MICROSECONDS))
             wait = max((self._round_began + every - now - took) / MICROSECONDS, FIRST)
         except StoreUnavailable:
             with self._lock:
-                self._due.extendleft(batch)
+                self._unsent.extendleft(batch)
         finally:
             with self._lock:
                 if self._entries:
-                    self._schedule(wait, between_rounds=wait > RETRY)
+                    self._schedule(wait, idle=wait > RETRY)
 
     def _next_batch(self) -> list[QueueEntry]:
         with self._lock:
             batch: list[QueueEntry] = []
-            while self._due and len(batch) < BATCH:
-                entry = self._due.popleft()
+            while self._unsent and len(batch) < BATCH:
+                entry = self._unsent.popleft()
                 if entry.token in self._entries and entry.can_act():
                     batch.append(entry)
             return batch
 
     def _send(self, batch: list[QueueEntry]) -> Reply:
         alive = round(ALIVE * MICROSECONDS) + self._round_took
-        names = (part for entry in batch for part in (entry.id, entry.token))
-        heartbeat = Operation("heartbeat", ("", "", alive, 0, alive, "", *names))
+        waiters = tuple(part for entry in batch for part in (entry.id, entry.token))
+        heartbeat = queue_operation("heartbeat", heartbeat_ttl=alive, waiters=waiters)
         if self._runner.backend.serves(tasks=False):
             return self._runner.execute(heartbeat)
         return self._send_in_loop(heartbeat)
@@ -126,13 +130,13 @@ class Heartbeat:
     def _send_in_loop(self, heartbeat: Operation) -> Reply:
         loop = self._loop
         if loop is None or not loop.is_running() or loop is running_loop():
-            raise StoreUnavailable("the event loop has ended, or would have to wait for itself")
+            raise StoreUnavailable("the event loop has ended, or it is running this call")
         sent = asyncio.run_coroutine_threadsafe(self._runner.execute_async(heartbeat), loop)
         try:
             return sent.result(ALIVE)
         except (TimeoutError, CancelledError) as error:
             sent.cancel()
-            raise StoreUnavailable("the event loop stands still, or ends") from error
+            raise StoreUnavailable("the event loop stands still, or has ended") from error
 
 
 _HEARTBEATS: dict[tuple[CoordinationBackend, str], Heartbeat] = {}
@@ -160,4 +164,4 @@ def heartbeats(runner: Runner, id: str, token: str, waiter: Waiter) -> Iterator[
 def _after_fork() -> None:
     global _LOCK
     _LOCK = threading.RLock()
-    _HEARTBEATS.clear()  # the parent sends them for its own entries
+    _HEARTBEATS.clear()  # the entries are the parent's, and so are their heartbeats

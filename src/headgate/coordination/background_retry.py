@@ -1,7 +1,7 @@
-"""Retry operations in the background: to give back what a caller may have taken that is gone, or heard no answer.
+"""Retry operations in the background that give back what a caller may have taken.
 
-A retry runs in the event loop of its caller. Without one, or when that loop ends first, it runs in a thread of the
-timers. A process that ends waits a moment for the retries that are left.
+The caller was cancelled, or the store did not answer it. The retry runs in the event loop of the caller; without one,
+or when that loop ends first, in a thread of the timers. A process waits a moment for its last retries before it exits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from headgate.errors import StoreUnavailable
 if TYPE_CHECKING:
     from headgate.coordination.runner import Runner
 
-EVERY = 0.25  # seconds between two tries
-AT_EXIT = 2.0  # seconds that a process waits before it ends; after that, the TTL has to do
+EVERY = 0.25  # seconds between two attempts
+AT_EXIT = 2.0  # seconds that a process waits before it exits; what is not given back by then expires
 
 _PENDING: set[BackgroundRetry] = set()
 
 
 class BackgroundRetry:
-    """Runs *operation* until it is answered, or until that time."""
+    """Runs *operation* until the store answers, or until that time."""
 
     def __init__(self, runner: Runner, operation: Operation, until: int) -> None:
         self.runner = runner
@@ -55,9 +55,9 @@ class BackgroundRetry:
                 self._later(EVERY, self._retry_in_thread)
 
     def _execute(self) -> bool:
-        """Try once from a thread; whether there is no more to do."""
+        """Run the operation once from a thread; whether no other attempt is needed."""
         if not self.runner.backend.serves(tasks=False):
-            return True  # only an event loop can use the store, and that has ended
+            return True  # only an event loop can use the store, and the caller's has ended
         try:
             self.runner.execute(self._operation)
         except StoreUnavailable:
@@ -75,16 +75,16 @@ class BackgroundRetry:
             await asyncio.sleep(EVERY)
 
     def _watch_loop(self) -> None:
-        """Take over from a loop that has ended, which may just drop the task, or that stands still."""
+        """Take over from a loop that was stopped or has ended; one that has ended may drop the task silently."""
         if not self._loop.is_running():
-            self._retry_in_thread()  # if the loop goes on after all, the operation is run twice, which changes nothing
+            self._retry_in_thread()  # if the loop goes on after all, the operation runs twice, which changes nothing
         elif not self._task.done():
             self._watch = self._later(EVERY, self._watch_loop)
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._watch.cancel()
         if self not in _PENDING:
-            return  # a thread has done it
+            return  # a thread ran the operation
         if task.cancelled():  # `asyncio.run` cancels tasks when it ends, even ones that have not begun
             self._later(0, self._retry_in_thread)
         else:
@@ -94,8 +94,8 @@ class BackgroundRetry:
 def _at_exit() -> None:
     until = monotonic() + AT_EXIT
     while _PENDING and monotonic() < until:
-        time.sleep(0.005)  # the threads of the timers run on until this returns
+        time.sleep(0.005)  # meanwhile the threads of the timers retry
 
 
 _retry_before_exit = before_exit(_at_exit)
-in_each_child(_PENDING.clear)  # the parent retries its own
+in_each_child(_PENDING.clear)  # they are the parent's
