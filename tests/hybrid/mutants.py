@@ -164,7 +164,7 @@ MUTANTS = [
     Mutant("a look at an empty lease", "table.py", "and now < lease.expires and lease.balance > 0:", "and now < lease.expires:", TABLE),
     Mutant("full before it can be asked again", "table.py", "max(reset_units(table, lease, now, spare), wait)", "reset_units(table, lease, now, spare)", TABLE),
     Mutant("a refund unasks", "table.py", "            self.refunded += here\n", "", STATS),
-    Mutant("an outage is a wait", "table.py", "                self.policy.asked += cost // self.cost\n", "", STATS),
+    Mutant("an outage is a wait", "table.py", "            table.policy.asked += cost // table.cost\n", "", STATS),
     Mutant("the parent's lock", "limiter_leases.py", "        self.use_lock(lock)\n", "", HABITS),
     Mutant("the parent's queues", "manager.py", "        self.waiters, self.releases, self.schedule = {}, ReleaseQueue(), DueSchedule()\n", "", HABITS),
     Mutant("all keys probe whether Redis is back", "manager.py", "most = 1 if down else BATCH", "most = BATCH", HABITS),
