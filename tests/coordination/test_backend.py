@@ -396,7 +396,7 @@ def test_missed_messages(redis_server: Server, monkeypatch: pytest.MonkeyPatch) 
     queue, desk = WaitQueue("x", store=url), WaitQueue("x", store=RedisStore(url))
     monkeypatch.setattr(lock._runner.backend.states, "poll", 60.0)  # nothing but a message wakes anybody
     monkeypatch.setattr("headgate.coordination.queue_heartbeat.INTERVAL", 60.0)
-    monkeypatch.setattr("headgate.coordination.queue_heartbeat.ALIVE", 60.0)
+    monkeypatch.setattr("headgate.coordination.queue_heartbeat.HEARTBEAT_TTL", 60.0)
     go_on, client, connect = threading.Event(), redis_server.client(), Subscription._connect
 
     def connect_later(self: Subscription) -> Any:

@@ -196,7 +196,9 @@ async def test_at_every_await(
     make: type[Case], answered: bool, url: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a cancelled call had begun is undone."""
-    for ttl in ("leases.PATIENCE", "queue.JOINING", "queue.ALIVE", "queue_heartbeat.ALIVE"):  # none may hide a leftover
+    # No expiry may hide a leftover.
+    ttls = "leases.WAITER_TTL", "queue.FIRST_HEARTBEAT_TTL", "queue.HEARTBEAT_TTL", "queue_heartbeat.HEARTBEAT_TTL"
+    for ttl in ttls:
         monkeypatch.setattr(f"headgate.coordination.{ttl}", 10 * LONG)
     for number in range(MOST + 1):  # 0 is not cancelled: the server knows the scripts from then on
         case = make(f"{name} {number}", url)

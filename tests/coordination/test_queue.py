@@ -16,7 +16,7 @@ from redis.asyncio import Redis as AsyncRedis
 
 from headgate.coordination import AsyncWaitQueue, WaitQueue, queue_heartbeat
 from headgate.coordination.background_retry import _PENDING
-from headgate.coordination.queue import JOINING
+from headgate.coordination.queue import FIRST_HEARTBEAT_TTL
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.errors import HeadgateError, InvalidKey, QueueFull, StoreUnavailable
 from headgate.stores.redis import RedisStore
@@ -181,7 +181,7 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
     wait_until(
         lambda: len(queue) == 30,
         "the dead are out, in their window and what a busy machine adds",
-        timeout=JOINING + 8.0,
+        timeout=FIRST_HEARTBEAT_TTL + 8.0,
     )
     expected = [id for id in order if id.startswith("live") and id not in cancelled]
     served = []
@@ -196,9 +196,10 @@ def test_100_waiters_50_killed_20_cancelled(redis_server: Server, name: str) -> 
 @pytest.mark.bounded(300)
 async def test_10_000_entries(url: str, name: str, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """For longer than one who says nothing is taken for alive, in the right order, and on few connections."""
-    alive = queue_heartbeat.ALIVE
-    monkeypatch.setattr("headgate.coordination.queue.JOINING", 300.0)  # a slow machine takes long to get them there
-    monkeypatch.setattr(queue_heartbeat, "ALIVE", 300.0)
+    alive = queue_heartbeat.HEARTBEAT_TTL
+    # A slow machine takes long to get them there.
+    monkeypatch.setattr("headgate.coordination.queue.FIRST_HEARTBEAT_TTL", 300.0)
+    monkeypatch.setattr(queue_heartbeat, "HEARTBEAT_TTL", 300.0)
     queue = AsyncWaitQueue(name, store=url, timeout=300.0)
     assert await queue.size() == 0
     server = servers.at(url)
@@ -207,8 +208,9 @@ async def test_10_000_entries(url: str, name: str, servers: Servers, monkeypatch
     async with asyncio.timeout(120):
         while await queue.size() < 10_000:  # noqa: ASYNC110  # nobody tells when they stand in line
             await asyncio.sleep(0.1)
-    monkeypatch.setattr(queue_heartbeat, "ALIVE", alive)
-    [ours] = [each for each in queue_heartbeat._HEARTBEATS.values() if len(each._entries) == 10_000]
+    monkeypatch.setattr(queue_heartbeat, "HEARTBEAT_TTL", alive)
+    ours = queue_heartbeat._HEARTBEATS[queue._runner.backend, queue._runner.channel]
+    await until_async(lambda: len(ours._entries) == 10_000)  # the last reply may be on its way
     begun = ours._round_began
     await asyncio.sleep(alive + queue_heartbeat.INTERVAL)
     await until_async(lambda: ours._round_began > begun)  # they were spoken for meanwhile
@@ -288,8 +290,8 @@ def test_take_over_extends(url: str, name: str, clock: ManualClock) -> None:
 
 async def test_wait_without_messages(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that was handed in serves tasks only, and brings no messages: its event loop speaks for who waits."""
-    monkeypatch.setattr("headgate.coordination.queue.JOINING", 3.0)
-    monkeypatch.setattr(queue_heartbeat, "ALIVE", 3.0)
+    monkeypatch.setattr("headgate.coordination.queue.FIRST_HEARTBEAT_TTL", 3.0)
+    monkeypatch.setattr(queue_heartbeat, "HEARTBEAT_TTL", 3.0)
     async with AsyncRedis.from_url(redis_server.bare_url) as client:
         queue = AsyncWaitQueue(name, store=RedisStore(client))
         direct = WaitQueue(name, store=redis_server.patient_url)

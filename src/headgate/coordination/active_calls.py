@@ -21,7 +21,7 @@ class Admission(NamedTuple):
     """What a breaker said to a call."""
 
     id: str
-    generation: int  # of the breaker's state: its result counts in no other. -1: in any
+    generation: int  # of the breaker's state: its result counts in no other; or ANY_GENERATION
     local: bool  # the store did not answer, and this process decided alone
 
 

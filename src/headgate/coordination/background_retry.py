@@ -1,4 +1,4 @@
-"""Retry operations in the background that give back what a caller may have taken.
+"""Retry in the background what a caller does not wait for: a release, an undo, a report to a breaker.
 
 The caller was cancelled, or the store did not answer it. The retry runs in the event loop of the caller; without one,
 or when that loop ends first, in a thread of the timers. A process waits a moment for its last retries before it exits.

@@ -28,7 +28,7 @@ from headgate.coordination.active_calls import ActiveCalls, Admission
 from headgate.coordination.arguments import check_count, check_seconds, is_async
 from headgate.coordination.feedback import ExceptionClassifier, Ignore
 from headgate.coordination.runner import Plan, Tool
-from headgate.coordination.states.breaker import BREAKER
+from headgate.coordination.states.breaker import ANY_GENERATION, BREAKER
 from headgate.coordination.states.machine import Operation
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores.base import Store
@@ -90,7 +90,7 @@ class _AnyCircuitBreaker(Tool):
         try:
             reply, local = yield from self._ask("admit", id)
         except BaseException:  # such as a cancellation: give back the probe that may have been admitted
-            report = Operation("report", (id, -1, "ignored", *self._rules))
+            report = self._operation("report", id, outcome="ignored")
             self._runner.retry_in_background(report, self._clock.now() + self._lease, process)
             raise
         allowed, _, generation, _, wait, *_ = reply
@@ -118,7 +118,7 @@ class _AnyCircuitBreaker(Tool):
         layer, admission = self._calls.current(), None
         if layer:
             admission, layer.call.admission = layer.call.admission, None
-        yield from self._report(admission or Admission(secrets.token_hex(8), -1, False), outcome)
+        yield from self._report(admission or Admission(secrets.token_hex(8), ANY_GENERATION, False), outcome)
 
     def _state_plan(self) -> Plan[str]:
         reply, _ = yield from self._ask("peek", "")
@@ -143,31 +143,37 @@ class _AnyCircuitBreaker(Tool):
         try:
             yield from self._ask("report", admission.id, admission.generation, outcome)
         except BaseException:
-            report = Operation("report", (admission.id, admission.generation, outcome, *self._rules))
+            report = self._operation("report", admission.id, admission.generation, outcome)
             self._runner.retry_in_background(report, self._clock.now() + self._lease, process)
             raise
 
-    def _ask(self, op: str, id: str, generation: int = -1, outcome: str = "") -> Plan[tuple[list[Any], bool]]:
+    def _ask(
+        self, op: str, id: str, generation: int = ANY_GENERATION, outcome: str = ""
+    ) -> Plan[tuple[list[Any], bool]]:
+        """Run an operation, or decide locally while the store does not answer; the reply, and whether it is local."""
         local = False
         try:
             if self._alone:
                 # A read-only Redis answers what only reads, so try an operation that may write, and changes nothing.
-                yield Operation("report", (secrets.token_hex(8), -1, "ignored", *self._rules))
+                yield self._operation("report", secrets.token_hex(8), outcome="ignored")
                 self._alone = False
                 logger.warning("circuit breaker %r shares its state again", self.name)
-                self._locally("force", secrets.token_hex(8), -1, "")  # start afresh when the store fails again
-            reply = yield Operation(op, (id, generation, outcome, *self._rules))
+                self._locally("force", secrets.token_hex(8))  # start afresh when the store fails again
+            reply = yield self._operation(op, id, generation, outcome)
         except StoreUnavailable as error:
             if not self._alone:
                 logger.warning("circuit breaker %r decides alone in this process: %s", self.name, error)
-            reply, local, self._alone = self._locally(op, id, -1, outcome), True, True
+            reply, local, self._alone = self._locally(op, id, outcome=outcome), True, True
         if reply[5]:
             self._announce(reply[5], reply[1])
         return reply, local
 
-    def _locally(self, op: str, id: str, generation: int, outcome: str) -> list[Any]:
-        operation = Operation(op, (id, generation, outcome, *self._rules))
+    def _locally(self, op: str, id: str, generation: int = ANY_GENERATION, outcome: str = "") -> list[Any]:
+        operation = self._operation(op, id, generation, outcome)
         return self._runner.backend.local_states.run(BREAKER, self.name, operation)
+
+    def _operation(self, op: str, id: str, generation: int = ANY_GENERATION, outcome: str = "") -> Operation:
+        return Operation(op, (id, generation, outcome, *self._rules))
 
     def _announce(self, was: str, now: str) -> None:
         logger.warning("circuit breaker %r: %s, was %s", self.name, now, was)

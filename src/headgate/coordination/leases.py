@@ -1,7 +1,7 @@
 """Leases of a pool: a member on loan to one caller, renewed while it is used, settled in the end.
 
-The leases of `headgate.hybrid` are unrelated: those are permits of a limiter that a process has taken in advance.
-What a lease does in the store is written as plans (see `headgate._plan`).
+What a lease does in the store is written as plans (see `headgate._plan`). The leases of `headgate.hybrid` are
+unrelated: those are permits of a limiter that a process has taken in advance.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headgate.coordination.states.pool import UNANSWERED
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
-PATIENCE = 5.0  # seconds without a request after which a waiter is taken for dead
+WAITER_TTL = 5.0  # seconds without a request after which a waiter is taken for dead
 
 
 class LeaseTerms:
@@ -33,7 +33,7 @@ class LeaseTerms:
         self.clock = runner.clock
         self.lease = lease  # seconds
         self.lease_us = round(lease * MICROSECONDS)
-        self._common = (self.lease_us, round(PATIENCE * MICROSECONDS), rules)
+        self._common = (self.lease_us, round(WAITER_TTL * MICROSECONDS), rules)
         # We take it for lost a little before Redis does: clocks run differently.
         self.margin = 0 if runner.backend.in_process else self.lease_us // 20
 
@@ -76,7 +76,7 @@ class MemberLease:
     def withdraw(self) -> None:
         """Give up the request: leave the queue, and give back a member that may have been granted."""
         if self.requested and (self.waits or self.unconfirmed):
-            self._settle_in_background(self.terms.operation("settle", self.id, "", 0, 0, 0))
+            self._settle_in_background(self._settle_operation(Feedback(""), uses=0))
 
     def renew(self) -> Plan[bool]:
         if self.over:
@@ -119,15 +119,13 @@ class MemberLease:
             verdict = Feedback("success" if error is None else "failure" if failed else "")
         return (yield from self._settle(verdict))
 
-    def _settle(self, outcome: Feedback) -> Plan[bool]:
+    def _settle(self, verdict: Feedback) -> Plan[bool]:
         """Give the member back; False if the lease was over before, or is that of a parent process."""
         if self.over or self.process != os.getpid():
             return False
         in_time = not self.is_lost()
         self._end()
-        cooldown = round(outcome.cooldown * MICROSECONDS)
-        used = UNANSWERED if self.unanswered else 1
-        settle = self.terms.operation("settle", self.id, outcome.outcome, cooldown, int(outcome.retire), used)
+        settle = self._settle_operation(verdict, UNANSWERED if self.unanswered else 1)
         try:
             [ours] = yield settle
         except StoreUnavailable:
@@ -138,6 +136,10 @@ class MemberLease:
             raise
         self.lost = not ours
         return bool(ours)
+
+    def _settle_operation(self, verdict: Feedback, uses: int) -> Operation:
+        cooldown = round(verdict.cooldown * MICROSECONDS)
+        return self.terms.operation("settle", self.id, verdict.outcome, cooldown, int(verdict.retire), uses)
 
     def _settle_in_background(self, settle: Operation) -> None:
         self.terms.runner.retry_in_background(settle, self.terms.clock.now() + self.terms.lease_us, self.process)

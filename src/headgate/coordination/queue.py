@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import check_count, check_seconds, deadline_after
-from headgate.coordination.queue_heartbeat import ALIVE, heartbeats
+from headgate.coordination.queue_heartbeat import HEARTBEAT_TTL, heartbeats
 from headgate.coordination.runner import RETRY, Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.queue import QUEUE, REPLY_TTL, queue_operation
@@ -26,7 +26,7 @@ from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
 
-JOINING = 10.0  # seconds until a new entry needs a heartbeat: while thousands join at once, replies are late
+FIRST_HEARTBEAT_TTL = 10.0  # seconds, for a new entry: while thousands join at once, replies are late
 
 
 class _AnyQueue(Tool):
@@ -90,7 +90,7 @@ class _AnyQueue(Tool):
                         try:
                             state, retry_in = entry.state, None
                             if state == "waiting":
-                                state, _ = yield self._operation("status", id, alive=ALIVE, token=token)
+                                state, _ = yield self._operation("status", id, heartbeat_ttl=HEARTBEAT_TTL, token=token)
                         except StoreUnavailable:
                             if left <= 0:
                                 raise
@@ -110,7 +110,7 @@ class _AnyQueue(Tool):
 
     def _join(self, ticket: Ticket, id: str, token: str, time: float, until: int | None) -> Plan[None]:
         """Enqueue *id*, or take over the entry that has this id."""
-        enqueue = self._operation("enqueue", id, time, JOINING, token)
+        enqueue = self._operation("enqueue", id, time, FIRST_HEARTBEAT_TTL, token)
         while True:
             try:
                 [position] = yield enqueue
@@ -138,7 +138,7 @@ class _AnyQueue(Tool):
             raise QueueFull(f"the queue {self.name!r} has {self._max_length} entries already")
 
     def _operation(
-        self, name: str, id: str = "", timeout: float | None = None, alive: float = 0.0, token: str = ""
+        self, name: str, id: str = "", timeout: float | None = None, heartbeat_ttl: float = 0.0, token: str = ""
     ) -> Operation:
         call = "" if name in ("status", "size") else secrets.token_hex(8)
         time = round((timeout or self._timeout) * MICROSECONDS)
@@ -148,14 +148,14 @@ class _AnyQueue(Tool):
             id=id,
             timeout=time,
             max_length=self._max_length,
-            heartbeat_ttl=round(alive * MICROSECONDS),
+            heartbeat_ttl=round(heartbeat_ttl * MICROSECONDS),
             waiter=token,
         )
 
     def _undo(self, dequeue: Operation, process: int) -> None:
         """Put the entry back that *dequeue* may have taken out: its reply was lost."""
         call, _, timeout, *_ = dequeue.arguments
-        ttl = round(ALIVE * MICROSECONDS)
+        ttl = round(HEARTBEAT_TTL * MICROSECONDS)
         undo = queue_operation("undo", call=str(call), timeout=int(timeout), heartbeat_ttl=ttl)
         self._runner.retry_in_background(undo, self._clock.now() + REPLY_TTL, process)
 

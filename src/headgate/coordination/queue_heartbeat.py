@@ -26,7 +26,7 @@ from headgate.coordination.states.queue import queue_operation
 from headgate.coordination.timers import Timer
 from headgate.errors import StoreUnavailable
 
-ALIVE = 5.0  # seconds without a heartbeat after which an entry is taken for dead
+HEARTBEAT_TTL = 5.0  # seconds without a heartbeat after which an entry is taken for dead
 INTERVAL = 2.0  # seconds from the beginning of a round to that of the next
 FIRST = 0.1  # seconds until the first heartbeat of a new entry
 BATCH = 500  # entries in one operation
@@ -37,7 +37,7 @@ class QueueEntry:
 
     def __init__(self, id: str, token: str, waiter: Waiter) -> None:
         self.id = id
-        self.token = token  # tells apart callers that wait with the same id
+        self.token = token  # the store's name for the waiter: callers with the same id have different ones
         self.waiter = waiter
         self.state = "waiting"
 
@@ -100,7 +100,7 @@ class Heartbeat:
                         entry.waiter.wake()
             took = self._runner.clock.now() - now
             if new_round:  # add a long round's time to the allowed silence
-                self._round_took = min(took, round(ALIVE * MICROSECONDS))
+                self._round_took = min(took, round(HEARTBEAT_TTL * MICROSECONDS))
             wait = max((self._round_began + every - now - took) / MICROSECONDS, FIRST)
         except StoreUnavailable:
             with self._lock:
@@ -120,9 +120,9 @@ class Heartbeat:
             return batch
 
     def _send(self, batch: list[QueueEntry]) -> Reply:
-        alive = round(ALIVE * MICROSECONDS) + self._round_took
+        ttl = round(HEARTBEAT_TTL * MICROSECONDS) + self._round_took
         waiters = tuple(part for entry in batch for part in (entry.id, entry.token))
-        heartbeat = queue_operation("heartbeat", heartbeat_ttl=alive, waiters=waiters)
+        heartbeat = queue_operation("heartbeat", heartbeat_ttl=ttl, waiters=waiters)
         if self._runner.backend.serves(tasks=False):
             return self._runner.execute(heartbeat)
         return self._send_in_loop(heartbeat)
@@ -133,7 +133,7 @@ class Heartbeat:
             raise StoreUnavailable("the event loop has ended, or it is running this call")
         sent = asyncio.run_coroutine_threadsafe(self._runner.execute_async(heartbeat), loop)
         try:
-            return sent.result(ALIVE)
+            return sent.result(HEARTBEAT_TTL)
         except (TimeoutError, CancelledError) as error:
             sent.cancel()
             raise StoreUnavailable("the event loop stands still, or has ended") from error

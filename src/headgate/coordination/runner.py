@@ -41,7 +41,7 @@ Plan = Generator[Operation | Sleep, Any, R]
 class Ticket(Queued):
     """A caller's place in the queue of a tool in this process, and its way to sleep until it is woken.
 
-    The queue refers to the *waiter* and not to the ticket, so a ticket that its caller drops can leave the queue.
+    The queue refers to the *waiter* and not to the ticket, so a ticket that its caller drops is collected, and leaves.
     """
 
     _listens = False
@@ -80,7 +80,8 @@ def wait_in_queue(
     until    in the clock's microseconds; None: for ever
 
     A caller with ``timeout=0`` always asks. Of the others at most two ask at once: one that found no queue, and the
-    first in the queue. A caller whose time is over before it was first asks once more than these two.
+    first in the queue. (Threads that come in the same instant may all find none.) A caller whose time is over before it
+    was first asks once, beside these two.
 
     An attempt that raises `StoreUnavailable` is repeated while there is time; without *until* it is raised at once.
     """
@@ -100,7 +101,7 @@ def wait_in_queue(
                 raise
             problem = error
         finally:
-            if no_queue:  # else it may be another caller's mark
+            if no_queue:  # else the channel is there for another caller
                 asking.discard(runner.channel)
     ticket, asked = new_ticket(), False
     ticket.at_front = no_queue  # callers that came while this one asked are behind it
@@ -171,7 +172,7 @@ class Runner:
     def async_ticket(self, entry: str = "") -> Ticket:
         """A ticket for this task."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
-        wake = partial(_set, loop, event)
+        wake = partial(_set_event, loop, event)
         return Ticket(self, Waiter(entry_channel(self.channel, entry), wake, loop.is_running), event)
 
     def _answer(self, request: Operation | Sleep) -> Reply | None:
@@ -219,6 +220,6 @@ class Tool:
         return f"<{type(self).__name__} {self._runner!r}>"
 
 
-def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def _set_event(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -36,11 +36,12 @@ REPORT_TTL = 30 * MICROSECONDS  # how long a report is remembered
 MIN_WAIT = MICROSECONDS  # a refused caller asks again no sooner, unless a probe's lease ends before
 IDLE_TTL = 3_600_000  # milliseconds that a state is kept beyond the time that it may be open
 FOREVER = 1 << 62
+ANY_GENERATION = -1  # for a report without an admission: it counts in whatever generation there is
 
 # Keys: a Hash with the state; Sorted Sets of probes and of reported ids, by when they end; a Hash with the counts of
-# calls (n) and failures (f) of each slice of the window. ARGV from 3: id, generation it was admitted in (-1: any),
-# outcome; failures, open_for, successes, lease; share of failures in millionths (0: count those in a row), window,
-# min_calls. Times in microseconds.
+# calls (n) and failures (f) of each slice of the window. ARGV from 3: id, generation it was admitted in (or
+# ANY_GENERATION), outcome; failures, open_for, successes, lease; share of failures in millionths (0: count those in a
+# row), window, min_calls. Times in microseconds.
 LUA = f"""
 local key, probes, reported, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id, admitted_in, outcome = ARGV[3], tonumber(ARGV[4]), ARGV[5]
