@@ -92,7 +92,7 @@ class CoordinationBackend:
         # Each Redis has timer threads of its own: a server that hangs must not delay renewals at another.
         self.timers = _SYSTEM_TIMERS if self.in_process and clock is SYSTEM_CLOCK else Timers(clock)
         self.waiters = WaiterQueue()
-        self.asking: set[str] = set()  # channels of which a caller that found no queue asks the store
+        self.asking: set[str] = set()  # channels for which a caller that found no queue asks the store now
         self.local_states = MemoryStates(clock)  # for breakers that decide alone while the store does not answer
         self.states.subscribe(self._on_message, self.waiters.wake_all)
 

@@ -1,4 +1,4 @@
-"""A circuit breaker that a fleet shares: when a server fails one worker, all stop calling it.
+"""A circuit breaker that a fleet shares: when a server keeps failing, all workers stop calling it.
 
     breaker = CircuitBreaker("api.example.com", store="redis://...")
     with breaker:
