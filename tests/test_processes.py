@@ -203,7 +203,7 @@ def test_loop_end_in_mid_trip(redis_server: Server) -> None:
     async def leave() -> None:
         await hold(limiter)
         asking = [asyncio.create_task(limiter.try_acquire(f"k{i}")) for i in range(50)]
-        await until_async(lambda: any(leases.manager.busy for leases in limiter.store.loops.values()))
+        await until_async(lambda: any(leases.manager.trip_under_way for leases in limiter.store.loops.values()))
         assert asking
 
     asyncio.run(leave())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.hybrid import drivers
+from headgate.hybrid import background
 
 PATIENCE = 30.0  # seconds
 
@@ -12,7 +12,7 @@ PATIENCE = 30.0  # seconds
 @pytest.fixture(autouse=True)
 def patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limiter that closes gives back everything, even on a machine that stands still for a second."""
-    monkeypatch.setattr(drivers, "RELEASE_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(background, "RELEASE_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def no_other_leases() -> Iterator[None]:
 
 
 def _release_all() -> None:
-    for manager in list(drivers._THREADS):
+    for manager in list(background._THREADS):
         for limiter in list(manager.limiters):
             limiter.release_all()
             manager.wait_until_released(limiter, 5.0)

@@ -161,10 +161,10 @@ async def test_cancelled_trip(redis_server: Server) -> None:
     asked = asyncio.create_task(limiter.try_acquire("k"))
     backend: Any = limiter._backend
     manager = backend.leases().manager
-    while not manager.busy:  # noqa: ASYNC110 - the very next turn, before the trip has its own
+    while not manager.trip_under_way:  # noqa: ASYNC110 - the very next turn, before the trip has its own
         await asyncio.sleep(0)
     await manager.stop()
-    assert not manager.busy
+    assert not manager.trip_under_way
     assert (await asyncio.wait_for(asked, PATIENCE)).degraded, "it is answered, by the policy"
     assert not any(lease.in_flight for lease in backend.leases().leases.values())
     await limiter.aclose()

@@ -21,7 +21,7 @@ SHRINK = os.environ.get("HEADGATE_MACHINE_SHRINK") != "0"
 which = st.integers(-1, 9)
 again = st.sampled_from([False, False, False, True])
 demand = st.sampled_from([0, 1, 5, 30, 500])
-needs: st.SearchStrategy[list[tuple[int, int]]] = st.one_of(
+waiting: st.SearchStrategy[list[tuple[int, int]]] = st.one_of(
     st.just([]), st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4)), min_size=1, max_size=2)
 )
 
@@ -45,13 +45,13 @@ class Machine(RuleBasedStateMachine):
     def spend(self, which: int, permits: int, times: int) -> None:
         self.fleet.spend(which, permits, times)
 
-    @rule(which=which, demand=demand, needs=needs)
-    def trip(self, which: int, demand: int, needs: list[tuple[int, int]]) -> None:
-        self.fleet.trip(which, demand, needs)
+    @rule(which=which, demand=demand, waiting=waiting)
+    def trip(self, which: int, demand: int, waiting: list[tuple[int, int]]) -> None:
+        self.fleet.trip(which, demand, waiting)
 
-    @rule(which=which, demand=demand, needs=needs, op=st.sampled_from(["sync", "sync", "sync", "release"]))
-    def report(self, which: int, demand: int, needs: list[tuple[int, int]], op: str) -> None:
-        self.fleet.report(which, demand, needs, op)
+    @rule(which=which, demand=demand, waiting=waiting, op=st.sampled_from(["sync", "sync", "sync", "release"]))
+    def report(self, which: int, demand: int, waiting: list[tuple[int, int]], op: str) -> None:
+        self.fleet.report(which, demand, waiting, op)
 
     @rule(which=which, again=again)
     def arrive(self, which: int, again: bool) -> None:
@@ -132,7 +132,7 @@ def test_lowered_quota() -> None:
         for _ in range(dice.randint(2, 6)):
             fleet.trip(dice.randint(0, 1), 500)
             fleet.advance(dice.choice([1_000, 20_000]))
-        old, leased, start = fleet.processes, fleet.ledger.out, fleet.true
+        old, leased, start = fleet.processes, fleet.ledger.leased_out, fleet.true
         fleet.rule = Rule(dice.choice(["10/second burst 5", "3/minute", "7/second burst 20"]))
         fleet.params, params = quota_params(fleet.rule), fleet.params
         fleet.processes = [Process(f"new{i}", 0) for i in range(2)]

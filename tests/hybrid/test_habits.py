@@ -19,13 +19,13 @@ def test_idle_lease_goes_back(accuracy: str) -> None:
         process.take()
         process.sleep(0.03)
     assert process.lease.balance > process.limiter.params.cost, "it holds a lease"
-    assert accuracy == "high" or process.lease.pause > 2 * SECOND, "and would report much later"
+    assert accuracy == "high" or process.lease.report_interval > 2 * SECOND, "and would report much later"
     trips = process.trips
     process.sleep(2 * 0.5 + 0.05)
-    assert process.lease.balance <= process.limiter.params.cost and process.ledger.out <= 1
+    assert process.lease.balance <= process.limiter.params.cost and process.ledger.leased_out <= 1
     assert process.trips <= trips + 3
     process.sleep(21)
-    assert process.ledger.out == 0
+    assert process.ledger.leased_out == 0
 
 
 def test_rare_calls_keep_the_lease() -> None:
@@ -81,7 +81,7 @@ def test_unasked_grant_beside_others() -> None:
     params, profile = harness.limiter.params, harness.limiter.profile
     ledger = harness.ledgers["k"] = Ledger()
     other = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((80, 1),), 15, 0, 100_000_000, 30_000_000)
-    assert ledger.sync(harness.now // 1000, params, profile, other).lease > 0
+    assert ledger.sync(harness.now // 1000, params, profile, other).granted > 0
     granted = 0
     for _ in range(10):
         granted += harness.limiter.grant_unasked("k", 20, harness.now) is not None
@@ -126,7 +126,7 @@ def test_lost_release_keeps_its_debt() -> None:
     for _ in range(4):
         harness.now += 2 * SECOND
         harness.turn()
-    free = harness.ledgers["x"].free + harness.ledgers["x"].out * harness.limiter.params.cost
+    free = harness.ledgers["x"].free + harness.ledgers["x"].leased_out * harness.limiter.params.cost
     assert CAPACITY * harness.limiter.params.cost - free >= 1.9 * harness.limiter.params.cost, "both are charged"
 
 
@@ -233,7 +233,7 @@ def test_outage_is_shared() -> None:
     harness = ManagerHarness(max_keys=10)
     harness.manager.fail(harness.now, (), OSError("away"))
     assert harness.wait("x").answer().degraded
-    assert isinstance(harness.manager.health.down, OSError)
+    assert isinstance(harness.manager.health.outage_error, OSError)
     harness.now += 2 * SECOND
     harness.answer(harness.gather())
-    assert harness.manager.health.down is None
+    assert harness.manager.health.outage_error is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.hybrid.lease import DENY_UNASKED, DROP_SPARE_AFTER, MARGIN, MILLISECOND, SECOND, TTL, Lease
+from headgate.hybrid.lease import DENY_UNASKED, DROP_RESERVE_AFTER, MARGIN, MILLISECOND, SECOND, TTL, Lease
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import OK, PROFILES, STALE, VOID, LeaseReply, LeaseRequest, quota_params
 from headgate.rule import Rule
@@ -26,13 +26,13 @@ class Pair:
         self.seq = 0
 
     def report(
-        self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None
+        self, op: str = "sync", waiting: tuple[tuple[int, int], ...] = (), demand: float | None = None
     ) -> LeaseRequest:
         if demand is not None:
             self.lease.count_demand(self.now, self.params, ())
-            self.lease.demand, self.lease.asked_at = demand, self.now
+            self.lease.demand, self.lease.last_call_at = demand, self.now
         self.seq += 1
-        return self.lease.report(self.now, self.seq, "me", self.params, self.profile, TRIP, op, needs)
+        return self.lease.report(self.now, self.seq, "me", self.params, self.profile, TRIP, op, waiting)
 
     def send(self, request: LeaseRequest) -> LeaseReply:
         return self.ledger.sync(self.now // 1000, self.params, self.profile, request)
@@ -41,9 +41,9 @@ class Pair:
         return self.lease.accept(self.now, reply, request, self.params, self.profile, TRIP)
 
     def trip(
-        self, op: str = "sync", needs: tuple[tuple[int, int], ...] = (), demand: float | None = None
+        self, op: str = "sync", waiting: tuple[tuple[int, int], ...] = (), demand: float | None = None
     ) -> LeaseReply:
-        request = self.report(op, needs, demand)
+        request = self.report(op, waiting, demand)
         reply = self.send(request)
         self.accept(request, reply)
         return reply
@@ -74,7 +74,7 @@ def leased(quota: str = "100/hour", demand: float = 100.0) -> Pair:
 def test_lease_is_part_of_the_capacity() -> None:
     """What is free and what is leased add up to the capacity."""
     pair = leased()
-    assert pair.held == pair.ledger.out
+    assert pair.held == pair.ledger.leased_out
     assert pair.free + pair.held == 100
 
 
@@ -90,9 +90,9 @@ def test_waiters_are_decided_in_redis() -> None:
     pair = leased("10/hour")
     held = pair.held
     assert held
-    reply = pair.trip(needs=((1, 10),), demand=0.0)
-    assert reply.before == 10 * pair.params.cost, "what was held here counts there"
-    assert pair.free == 0 and pair.ledger.out == 0
+    reply = pair.trip(waiting=((1, 10),), demand=0.0)
+    assert reply.free_before == 10 * pair.params.cost, "what was held here counts there"
+    assert pair.free == 0 and pair.ledger.leased_out == 0
 
 
 def test_lost_reply() -> None:
@@ -100,11 +100,11 @@ def test_lost_reply() -> None:
     pair = leased()
     request = pair.report(demand=400.0)
     reply = pair.send(request)
-    assert reply.lease > 0
+    assert reply.granted > 0
     pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=400.0)
     assert not pair.accept(request, reply), "it came too late: the ledger has taken it back"
-    assert pair.held == pair.ledger.out
+    assert pair.held == pair.ledger.leased_out
     assert pair.free + pair.held == 100
 
 
@@ -125,9 +125,9 @@ def test_old_request() -> None:
     old = pair.report(demand=50.0)
     pair.lease.lose_reply(pair.now, old)
     pair.trip(demand=50.0)
-    before = (pair.ledger.free, pair.ledger.out)
+    before = (pair.ledger.free, pair.ledger.leased_out)
     assert pair.send(old).status == STALE
-    assert (pair.ledger.free, pair.ledger.out) == before
+    assert (pair.ledger.free, pair.ledger.leased_out) == before
 
 
 def test_expires_before_the_ledger() -> None:
@@ -156,7 +156,7 @@ def test_expired_lease_is_burned() -> None:
     held = pair.held
     pair.now += TTL + SECOND
     request = pair.report(demand=0.0)
-    assert request.lid == 0
+    assert request.lease_id == 0
     pair.lease.lose_reply(pair.now, request)
     pair.trip(demand=0.0)
     assert pair.free + pair.held == 100 - held, "its holder may have spent it"
@@ -165,7 +165,7 @@ def test_expired_lease_is_burned() -> None:
 def test_late_grant_goes_back() -> None:
     """A grant may have ended before its reply arrives after a long trip: it goes back and causes no denial."""
     pair = Pair("5/second", "fixed_window")
-    pair.trip(needs=((3, 1),))
+    pair.trip(waiting=((3, 1),))
     request = pair.report(demand=50.0)
     pair.now += 400 * MILLISECOND
     reply = pair.send(request)
@@ -176,7 +176,7 @@ def test_late_grant_goes_back() -> None:
     assert pair.now >= lease.deny_until and pair.now >= lease.due, (
         "no caller is denied for it, and it is reported at once"
     )
-    assert pair.trip(needs=((2, 1),)).before == 2
+    assert pair.trip(waiting=((2, 1),)).free_before == 2
 
 
 def test_burned_lease_is_not_returned() -> None:
@@ -184,7 +184,7 @@ def test_burned_lease_is_not_returned() -> None:
     pair = leased()
     pair.now = pair.lease.known_until
     request = pair.report()
-    assert request.lid == 0 and request.held == 0
+    assert request.lease_id == 0 and request.held == 0
     assert request.returned == 0 and pair.held == 0
 
 
@@ -209,19 +209,19 @@ def test_lost_data() -> None:
     pair.trip(demand=100.0)
     assert pair.free == 0 and pair.ledger.lost, "a lease older than the key proves that there was one before"
     newcomer = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 0, 0, 0, 6_000_000)
-    assert pair.send(newcomer).before < pair.params.cost
+    assert pair.send(newcomer).free_before < pair.params.cost
 
 
 def test_failover_loses_a_grant() -> None:
     """A grant that a failover lost is not spent."""
     pair = leased()
     record = next(iter(pair.ledger.nodes.values()))
-    lost = record.out
-    pair.ledger.out -= record.out
-    pair.ledger.free += record.out * pair.params.cost
-    record.out = record.lease = 0
+    lost = record.leased_out
+    pair.ledger.leased_out -= record.leased_out
+    pair.ledger.free += record.leased_out * pair.params.cost
+    record.leased_out = record.granted = 0
     reply = pair.trip(demand=100.0)
-    assert lost and pair.held == reply.out == pair.ledger.out
+    assert lost and pair.held == reply.leased_here == pair.ledger.leased_out
 
 
 def test_debt_is_charged_once() -> None:
@@ -239,14 +239,14 @@ def test_debt_floor() -> None:
     """A debt is never larger than the capacity."""
     pair = Pair("100/hour")
     pair.lease.debt = 5000
-    reply = pair.trip(needs=((1, 1),), demand=0.0)
+    reply = pair.trip(waiting=((1, 1),), demand=0.0)
     assert pair.free == -100 and reply.wait > 0
 
 
 def test_refund_once() -> None:
     """A refund is reported once at most."""
     pair = Pair("100/hour")
-    pair.trip(needs=((50, 1),), demand=0.0)
+    pair.trip(waiting=((50, 1),), demand=0.0)
     pair.lease.refund = 20
     request = pair.report(demand=0.0)
     pair.send(request)
@@ -267,7 +267,7 @@ def test_reset_beside_leases() -> None:
     """A reset fills the bucket up to what other nodes hold."""
     pair = leased()
     others = LeaseRequest("sync", "other", 0, 1, 0, 0, 0, 0, 0, (), 7, 0, 10_000_000, 6_000_000)
-    there = pair.send(others).lease
+    there = pair.send(others).granted
     pair.spend(pair.held)
     pair.trip("reset")
     assert there and pair.free == 100 - there
@@ -277,16 +277,16 @@ def test_release() -> None:
     """A release leaves no record of the node in the ledger."""
     pair = leased()
     pair.trip("release")
-    assert pair.free == 100 and not pair.ledger.nodes and pair.ledger.out == pair.ledger.demand == 0
-    assert pair.held == 0 and pair.lease.lid == 0
+    assert pair.free == 100 and not pair.ledger.nodes and pair.ledger.leased_out == pair.ledger.demand == 0
+    assert pair.held == 0 and pair.lease.lease_id == 0
 
 
 def test_exact_denial() -> None:
     """A denial lasts exactly until the next permit if no other node holds a lease."""
     pair = Pair("1/second burst 3")
-    pair.trip(needs=((3, 1),), demand=0.0)
+    pair.trip(waiting=((3, 1),), demand=0.0)
     sent = pair.now
-    pair.trip(needs=((1, 1),), demand=0.0)
+    pair.trip(waiting=((1, 1),), demand=0.0)
     assert pair.lease.deny_until == sent + SECOND, "the next permit comes then, and not a moment before"
 
 
@@ -299,7 +299,7 @@ def test_denial_after_a_long_trip() -> None:
         ("60/second burst 1", 2000.0),
     ):
         pair = Pair(quota)
-        request = pair.report(needs=((10, 1),), demand=demand)
+        request = pair.report(waiting=((10, 1),), demand=demand)
         pair.now += MILLISECOND
         reply = pair.send(request)
         pair.now += 90 * MILLISECOND
@@ -310,10 +310,10 @@ def test_denial_after_a_long_trip() -> None:
 def test_promise_before_refill() -> None:
     """A retry time before the next permit can refill is not kept to."""
     pair = Pair("1/second")
-    pair.trip(needs=((1, 1),))
+    pair.trip(waiting=((1, 1),))
     pair.now += SECOND // 2
-    pair.lease.note_retry(pair.now, pair.now + SECOND // 4, False)
-    reply = pair.trip(needs=((1, 1),))
+    pair.lease.note_promised_retry(pair.now, pair.now + SECOND // 4, False)
+    reply = pair.trip(waiting=((1, 1),))
     assert pair.lease.deny_until >= pair.now + reply.wait * 1000
 
 
@@ -321,11 +321,11 @@ def test_denial_of_several() -> None:
     """A denied call of several permits is denied again without a trip until they can have refilled."""
     pair = Pair("1/second burst 10")
     pair.profile = STYLE._replace(leased=0)
-    pair.trip(needs=((8, 1),), demand=0.0)
+    pair.trip(waiting=((8, 1),), demand=0.0)
     sent = pair.now
-    pair.trip(needs=((1, 5),), demand=0.0)
-    assert pair.lease.deny_from == 5 * pair.params.cost
-    assert pair.lease.deny_until + pair.lease.deny_extension == sent + 3 * SECOND
+    pair.trip(waiting=((1, 5),), demand=0.0)
+    assert pair.lease.deny_min_units == 5 * pair.params.cost
+    assert pair.lease.deny_until + pair.lease.deny_extra_time == sent + 3 * SECOND
     assert pair.lease.deny_until == sent + DENY_UNASKED, (
         "then Redis is asked again: another process may have given some back"
     )
@@ -339,8 +339,8 @@ def test_window_lease() -> None:
     pair.trip(demand=100.0)
     assert pair.held and pair.lease.expires < 1_700_000_010 * SECOND
     pair.now = 1_700_000_010 * SECOND
-    reply = pair.trip(needs=((100, 1),), demand=0.0)
-    assert reply.before == 100, "a new window, and all of it"
+    reply = pair.trip(waiting=((100, 1),), demand=0.0)
+    assert reply.free_before == 100, "a new window, and all of it"
 
 
 def test_idle_key() -> None:
@@ -349,7 +349,7 @@ def test_idle_key() -> None:
     pair.now += SECOND
     pair.trip()
     assert pair.held <= 1
-    pair.now = pair.lease.asked_at + DROP_SPARE_AFTER
+    pair.now = pair.lease.last_call_at + DROP_RESERVE_AFTER
     pair.trip()
     assert pair.held == 0 and pair.free == 100 and pair.lease.is_forgettable(pair.now)
 
@@ -357,10 +357,10 @@ def test_idle_key() -> None:
 def test_changed_quota() -> None:
     """A changed quota keeps the permits that are left."""
     pair = Pair("100/hour")
-    pair.trip(needs=((90, 1),), demand=0.0)
+    pair.trip(waiting=((90, 1),), demand=0.0)
     pair.params = quota_params(Rule("50/minute"))
-    reply = pair.trip(needs=((1, 1),), demand=0.0)
-    assert reply.before // pair.params.cost == 10
+    reply = pair.trip(waiting=((1, 1),), demand=0.0)
+    assert reply.free_before // pair.params.cost == 10
 
 
 def test_lowered_quota() -> None:
@@ -372,19 +372,19 @@ def test_lowered_quota() -> None:
     newcomer = LeaseRequest("sync", "new", 0, 1, 0, 0, 0, 0, 0, ((1, 1),), 10, 0, 10_000, 6_000_000)
 
     def ask(seq: int, ack: int) -> LeaseReply:
-        reply = pair.ledger.sync(pair.now // 1000, new, STYLE, newcomer._replace(seq=seq, ack=ack))
+        reply = pair.ledger.sync(pair.now // 1000, new, STYLE, newcomer._replace(seq=seq, acked_seq=ack))
         check_ledger(pair.ledger)
         return reply
 
     refused = ask(1, 0)
-    assert refused.before < new.cost and refused.lease == 0
+    assert refused.free_before < new.cost and refused.granted == 0
     pair.now += 2 * SECOND
-    assert ask(2, 1).before < new.cost, "what is leased leaves no room"
+    assert ask(2, 1).free_before < new.cost, "what is leased leaves no room"
     pair.now += TTL
     first = ask(3, 2)  # the old lease is burned
     assert first.others == 0 and first.free >= 0
     pair.now += 37 * SECOND
-    assert ask(4, 3).before >= new.cost, "a permit comes in 36 s"
+    assert ask(4, 3).free_before >= new.cost, "a permit comes in 36 s"
     assert old != new
 
 
@@ -393,7 +393,7 @@ def test_returns_of_a_larger_quota() -> None:
     pair = leased("100000/hour", 1_000_000.0)
     held = pair.held
     pair.params = quota_params(Rule("100/hour"))
-    pair.lease.balance = pair.lease.counted_balance = held * pair.params.cost
+    pair.lease.balance = pair.lease.balance_at_last_count = held * pair.params.cost
     pair.trip("release")
     check_ledger(pair.ledger)
     assert held > 1000 and pair.free == 100
@@ -447,7 +447,7 @@ def other(pair: Pair, seq: int, **more: Any) -> LeaseReply:
 def test_leased_in_all() -> None:
     """All nodes together lease no more than the profile allows."""
     pair = leased("1000/hour", 1_000_000.0)
-    there = other(pair, 1, want=900, demand=10**9).lease
+    there = other(pair, 1, target=900, demand=10**9).granted
     assert pair.held > STYLE.leased // 2 and there + pair.held <= STYLE.leased
 
 
@@ -458,19 +458,19 @@ def test_fair_share() -> None:
     pair.trip(demand=9_900.0)
     pair.profile = STYLE
     assert pair.free == 1000 and pair.held == 0
-    assert 38 <= other(pair, 1, want=900, demand=100_000).lease <= 42, "about a hundredth of the demand"
+    assert 38 <= other(pair, 1, target=900, demand=100_000).granted <= 42, "about a hundredth of the demand"
 
 
 def test_spare_permit() -> None:
     """A spare permit is granted only from a full bucket of enough permits for all nodes."""
     pair = Pair("100/hour")
-    assert other(pair, 1, want=1, spare=1).lease == 1
+    assert other(pair, 1, target=1, is_reserve=1).granted == 1
     pair = Pair("100/hour")
-    pair.trip(needs=((50, 1),), demand=0.0)
-    assert other(pair, 1, want=1, spare=1).lease == 0, "half of it is spent"
+    pair.trip(waiting=((50, 1),), demand=0.0)
+    assert other(pair, 1, target=1, is_reserve=1).granted == 0, "half of it is spent"
     pair = Pair("10/hour")
     pair.trip(demand=0.0)
-    assert other(pair, 1, want=1, spare=1).lease == 0, "a tenth for each of two is too much"
+    assert other(pair, 1, target=1, is_reserve=1).granted == 0, "a tenth for each of two is too much"
 
 
 def test_clock_steps_back() -> None:
@@ -489,7 +489,7 @@ def test_clock_steps_back() -> None:
 def test_ttl_of_rare_reports() -> None:
     """A lease lasts until the next report, however rare reports are."""
     pair = leased()
-    pair.lease.pause = 10 * SECOND
+    pair.lease.report_interval = 10 * SECOND
     assert pair.report(demand=100.0).ttl == 30_000_000
 
 
@@ -497,11 +497,11 @@ def test_counter_keeps_promises() -> None:
     """A counter leases nothing that a denied caller was told to retry for."""
     pair = Pair("100/10s", "sliding_window_counter")
     pair.now = 1_700_000_001 * SECOND
-    assert pair.report(demand=100.0).want > 0
+    assert pair.report(demand=100.0).target > 0
     pair.lease.in_flight = 0
-    pair.lease.note_retry(pair.now, pair.now + 5 * SECOND, True)
+    pair.lease.note_promised_retry(pair.now, pair.now + 5 * SECOND, True)
     request = pair.report(demand=100.0)
-    assert request.want == 0 and request.spare == 0
+    assert request.target == 0 and request.is_reserve == 0
 
 
 def test_counter_at_the_end_of_a_window() -> None:
@@ -509,21 +509,21 @@ def test_counter_at_the_end_of_a_window() -> None:
     pair = Pair("100/second", "sliding_window_counter")
     pair.trip(demand=50.0)
     pair.now = 2 * SECOND - 50 * MILLISECOND
-    assert pair.report(demand=50.0).want > 0
+    assert pair.report(demand=50.0).target > 0
     pair = Pair("100/second", "sliding_window_counter")
     pair.trip(demand=50.0)
     pair.now = 2 * SECOND - 10 * MILLISECOND
-    assert pair.report(demand=50.0).want == 0
+    assert pair.report(demand=50.0).target == 0
 
 
 def test_retry_times() -> None:
     """The earliest and the last retry time that callers were told are remembered."""
     lease = Lease("k", 0, 0)
     for until in (50, 30, 40):
-        lease.note_retry(10, until, False)
-    assert (lease.first_retry, lease.last_retry) == (30, 40)
-    lease.note_retry(35, 60, False)
-    assert (lease.first_retry, lease.last_retry) == (60, 60), "the first is over"
+        lease.note_promised_retry(10, until, False)
+    assert (lease.first_promised_retry, lease.last_promised_retry) == (30, 40)
+    lease.note_promised_retry(35, 60, False)
+    assert (lease.first_promised_retry, lease.last_promised_retry) == (60, 60), "the first is over"
 
 
 def test_return_ends_a_denial() -> None:
@@ -538,11 +538,11 @@ def test_denial_of_several_beside_others() -> None:
     """A denial of several permits is not repeated without a trip while other nodes may give back."""
     pair = Pair("1/second burst 10")
     pair.profile = STYLE._replace(leased=0)
-    pair.trip(needs=((6, 1),), demand=0.0)
+    pair.trip(waiting=((6, 1),), demand=0.0)
     pair.profile = STYLE
-    assert other(pair, 1, want=2, demand=10**6).lease > 0
+    assert other(pair, 1, target=2, demand=10**6).granted > 0
     pair.profile = STYLE._replace(leased=0)
-    pair.trip(needs=((1, 5),), demand=0.0)
+    pair.trip(waiting=((1, 5),), demand=0.0)
     assert pair.lease.deny_until == 0
 
 
@@ -558,7 +558,7 @@ def test_no_lease_on_long_trips() -> None:
     """Nothing is leased where a trip takes longer than the bucket lasts."""
     pair = Pair("1000/second burst 10")
     pair.lease.demand = 900.0
-    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want == 0
+    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).target == 0
     pair = Pair("1000/second burst 1000")
     pair.lease.demand = 900.0
-    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).want > 0
+    assert pair.lease.report(pair.now, 1, "me", pair.params, STYLE, 50 * MILLISECOND, "sync", ((30, 1),)).target > 0

@@ -24,7 +24,7 @@ from headgate import (
     PermitsExceedLimit,
     RateLimited,
 )
-from headgate.hybrid import drivers
+from headgate.hybrid import background
 from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.rule import AlgorithmName, Rule
 from headgate.stores.memory import MemoryStore
@@ -301,8 +301,8 @@ def test_close_releases(redis_server: Server) -> None:
 EXIT = """
 import sys, time
 from headgate import HybridLimiter
-from headgate.hybrid import drivers
-drivers.RELEASE_TIMEOUT = 30.0
+from headgate.hybrid import background
+background.RELEASE_TIMEOUT = 30.0
 limiter = HybridLimiter("1000/day", store=sys.argv[1])
 while limiter.stats().held < 2:
     assert limiter.try_acquire("k")
@@ -313,8 +313,8 @@ print(limiter.stats().local + limiter.stats().remote)
 EXIT_OF_A_LOOP = """
 import asyncio, sys
 from headgate import AsyncHybridLimiter
-from headgate.hybrid import drivers
-drivers.RELEASE_TIMEOUT = 30.0
+from headgate.hybrid import background
+background.RELEASE_TIMEOUT = 30.0
 limiter = AsyncHybridLimiter("1000/day", store=sys.argv[1])
 async def main():
     while limiter.stats().held < 2:
@@ -454,15 +454,15 @@ def test_suspended_machine(redis_server: Server, monkeypatch: pytest.MonkeyPatch
     """A machine that was suspended spends no lease of before."""
     limiter = HybridLimiter("1000/day", store=redis_server.url)
     spent = held = 0
-    slept = drivers.suspended_time() + 3600 * 10**9
+    slept = background.suspended_time() + 3600 * 10**9
     while held < 5:
         spent += limiter.try_acquire("k").allowed
         with limiter._backend.manager.lock:  # or what is held may go back before the look at the clock
             held = limiter.stats().held
             if held >= 5:
-                monkeypatch.setattr(drivers, "suspended_time", lambda: slept)
+                monkeypatch.setattr(background, "suspended_time", lambda: slept)
                 lease = limiter._backend.leases["k"]
-    until(lambda: lease.expires == 0 or lease.lid == 0 or limiter.stats().burned)
+    until(lambda: lease.expires == 0 or lease.lease_id == 0 or limiter.stats().burned)
     assert limiter.try_acquire("k").allowed, "with a new lease"
     limiter.close()
     with HybridLimiter("1000/day", store=redis_server.url) as other:

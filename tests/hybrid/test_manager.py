@@ -54,7 +54,7 @@ class ManagerHarness:
         replies = [ledger.sync(self.now // 1000, params, profile, request) for ledger, request in asked]
         self.now += MILLISECOND
         self.manager.deliver(self.now, items, replies)
-        self.manager.busy = False
+        self.manager.trip_under_way = False
 
     def turn(self) -> None:
         items = self.gather()
@@ -128,9 +128,9 @@ def test_release_after_a_report() -> None:
     items = harness.gather()
     harness.limiter.release_all()
     harness.answer(items)
-    assert harness.ledgers["x"].out > 0
+    assert harness.ledgers["x"].leased_out > 0
     harness.turn()
-    assert harness.ledgers["x"].out == 0
+    assert harness.ledgers["x"].leased_out == 0
     assert not harness.manager.releases
 
 
@@ -153,7 +153,7 @@ def test_debt_survives_a_lost_release() -> None:
         harness.turn()
     assert (
         harness.ledgers["x"].free
-        <= (CAPACITY - 1 - 2 * owed) * harness.limiter.params.cost + harness.limiter.params.room // 1000
+        <= (CAPACITY - 1 - 2 * owed) * harness.limiter.params.cost + harness.limiter.params.capacity_units // 1000
     )
 
 
@@ -181,7 +181,7 @@ def test_random_walks(max_keys: int) -> None:
                         ledger = harness.ledgers.setdefault(item.lease.key, Ledger())
                         ledger.sync(harness.now // 1000, harness.limiter.params, harness.limiter.profile, item.request)
                     harness.manager.fail(harness.now, away, OSError("away"))
-                    harness.manager.busy = False
+                    harness.manager.trip_under_way = False
                     harness.now += 2 * SECOND
                 else:
                     harness.answer(away)
@@ -266,7 +266,7 @@ def test_releases_of_one_limiter() -> None:
     harness = ManagerHarness(max_keys=10)
     harness.wait("x")
     items = harness.gather()
-    assert items and harness.manager.busy
+    assert items and harness.manager.trip_under_way
     other = LimiterLeases(harness.manager, Rule("5/day"), PROFILES["high"], "deny", max_keys=10)
     other.release_all()
     assert not other.is_releasing()
@@ -287,7 +287,7 @@ def test_lost_release() -> None:
     harness.manager.fail(harness.now, items, OSError("away"))
     harness.now += 2 * SECOND
     harness.turn()
-    assert harness.ledgers["x"].out == 0 and not harness.limiter.is_releasing()
+    assert harness.ledgers["x"].leased_out == 0 and not harness.limiter.is_releasing()
 
 
 def test_refused_release() -> None:
@@ -336,8 +336,8 @@ def test_one_batch_per_lease() -> None:
     second, other = harness.wait("x"), harness.wait("y")
     batch = harness.gather()
     assert [item.lease.key for item in batch] == ["y"]
-    pause = harness.manager.pause(harness.now)
-    assert pause is not None and pause > 0, "there is nothing to do for x before its trip is over"
+    seconds = harness.manager.seconds_until_work(harness.now)
+    assert seconds is not None and seconds > 0, "there is nothing to do for x before its trip is over"
     harness.answer(batch)
     harness.answer(items)
     harness.turn()
@@ -353,4 +353,4 @@ def test_driver_may_end() -> None:
     for _ in range(10):
         harness.manager.fail(harness.now, harness.gather(), OSError("away"))
         harness.now += 2 * SECOND
-    assert harness.manager.pause(harness.now) is None, "a driver may end"
+    assert harness.manager.seconds_until_work(harness.now) is None, "a driver may end"

@@ -40,7 +40,7 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
         for _ in range(20):
             limiter.try_acquire("k")
             clock.advance(0.0002)
-        until(lambda: not limiter._backend.manager.busy)
+        until(lambda: not limiter._backend.manager.trip_under_way)
         return limiter.stats().held >= held
 
     until(is_warm)
@@ -363,7 +363,7 @@ def test_within_and_an_expiring_lease(redis_server: Server) -> None:
     store.released.set()
     limiter = HybridLimiter("1000/day", store=store, on_store_error="deny")
     warm(limiter, clock, 5)
-    until(lambda: not limiter._backend.manager.busy)
+    until(lambda: not limiter._backend.manager.trip_under_way)
     store.released.clear()
     with limiter._backend.manager.lock:
         limiter._backend.leases["k"].expires = limiter._backend.read_clock() + 5 * SECOND

@@ -47,7 +47,7 @@ def test_count_during_release() -> None:
     process.limiter.release_all()
     assert stats(process).local == before.local
     process.sleep(1)
-    assert process.ledger.out == 0 and stats(process).local == before.local
+    assert process.ledger.leased_out == 0 and stats(process).local == before.local
 
 
 def test_outage_answers_are_local() -> None:

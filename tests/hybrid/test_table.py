@@ -17,7 +17,7 @@ def table_with(balance: int, expires: int = NOW + SECOND) -> tuple[LeaseTable, L
     """A table of one key, whose lease had ten permits."""
     table = LeaseTable(LeaseManager(lambda: NOW), RULE, "deny")
     lease = Lease("k", 0, NOW)
-    lease.balance, lease.counted_balance, lease.expires = balance * LAW.cost, 10 * LAW.cost, expires
+    lease.balance, lease.balance_at_last_count, lease.expires = balance * LAW.cost, 10 * LAW.cost, expires
     lease.free_in_redis = 40 * LAW.cost
     table.leases["k"] = lease
     return table, lease
@@ -66,8 +66,8 @@ def test_peek_empty_lease() -> None:
 def test_refund_ends_a_denial() -> None:
     """A refund ends a denial: the next call asks Redis."""
     table, lease = table_with(0)
-    lease.counted_balance = 0  # what was spent has been reported: it goes back there, and not here
-    lease.deny_until, lease.deny_from = NOW + SECOND, LAW.cost
+    lease.balance_at_last_count = 0  # what was spent has been reported: it goes back there, and not here
+    lease.deny_until, lease.deny_min_units = NOW + SECOND, LAW.cost
     assert table.try_acquire("k") is not None
     table.refund_locally("k", 1)
     assert table.try_acquire("k") is None, "Redis is asked"
@@ -76,7 +76,7 @@ def test_refund_ends_a_denial() -> None:
 def test_reset_after_of_a_denial() -> None:
     """The reset_after of a denial is never below its retry_after."""
     table, lease = table_with(0)
-    lease.free_in_redis, lease.expected_free, lease.deny_from = 0, LAW.cost, LAW.cost
-    lease.deny_until, lease.deny_extension = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity
+    lease.free_in_redis, lease.expected_free, lease.deny_min_units = 0, LAW.cost, LAW.cost
+    lease.deny_until, lease.deny_extra_time = NOW + SECOND, 5000 * SECOND  # a debt of more than the capacity
     made = table.try_acquire("k")
     assert made.reset_after >= made.retry_after > 5000

@@ -140,7 +140,7 @@ def test_frozen_server_delays_its_keys_only(cluster: Cluster, frozen: Member) ->
         frozen.freeze()
         caller = threading.Thread(target=limiter.try_acquire, args=(next(sick),), daemon=True)
         caller.start()
-        until(lambda: limiter._backend.manager.busy)
+        until(lambda: limiter._backend.manager.trip_under_way)
         for _ in range(10):
             assert limiter.try_acquire(next(well))
         assert caller.is_alive(), "it waits, and no other caller"

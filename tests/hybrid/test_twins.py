@@ -22,7 +22,7 @@ QUOTAS = {
     "fixed_window": ["5/10s", "20/second", "100/minute"],
     "sliding_window_counter": ["5/10s", "20/second", "100/minute"],
 }
-NUMBERS = ["at", "out", "demand", "exp", "born"]
+NUMBERS = ["at", "demand", "exp", "born"]
 
 
 def some_request(dice: random.Random, seqs: dict[str, int], lids: dict[str, int], limit: int) -> LeaseRequest:
@@ -37,16 +37,16 @@ def some_request(dice: random.Random, seqs: dict[str, int], lids: dict[str, int]
     return LeaseRequest(
         op=dice.choice(["sync"] * 8 + ["release", "reset", "peek"]),
         node=node,
-        lid=dice.choice([lids.get(node, 0)] * 4 + [0, 0, START - 5, 7]),
+        lease_id=dice.choice([lids.get(node, 0)] * 4 + [0, 0, START - 5, 7]),
         seq=seq,
-        ack=dice.choice([seq - 1, seq - 1, seq - 2, 0, seq]),
+        acked_seq=dice.choice([seq - 1, seq - 1, seq - 2, 0, seq]),
         held=many(limit),
         returned=many(3 * limit),
         refund=many(limit),
         debt=dice.choice([0, 0, 0, many(3 * limit)]),
-        needs=tuple((dice.randint(1, 4), dice.randint(1, limit)) for _ in range(dice.choice([0, 0, 1, 2]))),
-        want=many(2 * limit),
-        spare=dice.choice([0, 0, 1]),
+        waiting=tuple((dice.randint(1, 4), dice.randint(1, limit)) for _ in range(dice.choice([0, 0, 1, 2]))),
+        target=many(2 * limit),
+        is_reserve=dice.choice([0, 0, 1]),
         demand=dice.choice([0, 1000, 123_456, 10**9, dice.randint(0, 10**7)]),
         ttl=dice.choice([6_000_000, 30_000_000]),
     )
@@ -57,13 +57,14 @@ def check_fields(server: Server, key: str, ledger: Ledger) -> None:
     assert ledger.params and kept["law"] == ledger.params.text
     for name in NUMBERS:
         assert float(kept[name]) == getattr(ledger, name), name
+    assert float(kept["out"]) == ledger.leased_out
     assert int(kept["nodes"]) == len(ledger.nodes)
     assert int(kept.get("lost", 0)) == ledger.lost
     for name in ["free"] if ledger.params.kind == "bucket" else ["window", "current", "previous"]:
         assert float(kept[name]) == getattr(ledger, name), name
     records = {name[2:]: value for name, value in kept.items() if name.startswith("n:")}
     ours = {
-        name: f"{r.lid}:{r.seq}:{r.out}:{r.exp}:{r.demand}:{r.returned}:{r.lease}:{r.debt}"
+        name: f"{r.lease_id}:{r.seq}:{r.leased_out}:{r.exp}:{r.demand}:{r.returned}:{r.granted}:{r.debt}"
         for name, r in ledger.nodes.items()
     }
     assert records == ours
@@ -93,8 +94,8 @@ def test_ledger_and_script_agree(kind: str, seed: int, any_redis_server: Server)
                 )
             )
             assert theirs == ours, f"step {step}: {request}"
-            if ours.lid:
-                lids[request.node] = ours.lid
+            if ours.lease_id:
+                lids[request.node] = ours.lease_id
             check_ledger(ledger)
         check_fields(any_redis_server, key, ledger)
     store.close()
@@ -121,7 +122,7 @@ def test_wrong_type_in_a_batch(redis_server: Server) -> None:
         store, [LeaseCall(f"rate_limiter:{{{name}}}", params, profile, _need(1)) for name in "abc"], None
     )
     assert isinstance(second, str) and "WRONGTYPE" in second
-    assert _reply(first).before == _reply(third).before == params.room
+    assert _reply(first).free_before == _reply(third).free_before == params.capacity_units
     store.close()
 
 
@@ -131,7 +132,7 @@ def test_server_clock(redis_server: Server) -> None:
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
     [reply] = _send(store, [LeaseCall("rate_limiter:{a}", params, profile, _need(10))], None)
     seconds, micro = redis_server.client().time()
-    assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lid < 60_000_000
+    assert 0 <= seconds * 1_000_000 + micro - _reply(reply).lease_id < 60_000_000
     assert _reply(reply).wait <= 360_000_000
     ttl = redis_server.client().pttl("rate_limiter:{a}")
     assert 3_600_000 + 60_000 < ttl <= 3_600_000 + 92_000, "until it is full again, and no lease can be left"
@@ -143,9 +144,9 @@ def test_peek_writes_nothing(redis_server: Server) -> None:
     store = RedisStore(redis_server.url)
     params, profile = quota_params(Rule("10/hour")), PROFILES["high"]
     [reply] = _send(
-        store, [LeaseCall("rate_limiter:{a}", params, profile, _need(1)._replace(op="peek", needs=()))], None
+        store, [LeaseCall("rate_limiter:{a}", params, profile, _need(1)._replace(op="peek", waiting=()))], None
     )
-    assert _reply(reply).free == params.room
+    assert _reply(reply).free == params.capacity_units
     assert redis_server.names() == []
     store.close()
 

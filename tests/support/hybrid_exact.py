@@ -52,13 +52,14 @@ def check_ledger(ledger: Ledger) -> None:
     params = ledger.params
     if params is None:
         return
-    leased = sum(record.out for record in ledger.nodes.values())
-    assert ledger.out == leased, f"out is {ledger.out}, the leases add up to {leased}"
-    assert all(record.out >= 0 for record in ledger.nodes.values())
+    leased = sum(record.leased_out for record in ledger.nodes.values())
+    assert ledger.leased_out == leased, f"out is {ledger.leased_out}, the leases add up to {leased}"
+    assert all(record.leased_out >= 0 for record in ledger.nodes.values())
     assert ledger.demand == sum(record.demand for record in ledger.nodes.values())
     if params.kind == "bucket":
         # leases of a larger quota can be more than all of this one: then nothing is free
-        assert ledger.free <= max(params.room - leased * params.cost, 0), "free and leased are more than the capacity"
-        assert ledger.free >= -params.room, "no debt is larger than the capacity"
+        most = max(params.capacity_units - leased * params.cost, 0)
+        assert ledger.free <= most, "free and leased are more than the capacity"
+        assert ledger.free >= -params.capacity_units, "no debt is larger than the capacity"
     else:
         assert ledger.current >= leased, "permits are leased that were not counted as used"

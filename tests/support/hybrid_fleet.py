@@ -86,7 +86,7 @@ class Fleet:
             lease.balance -= cost
             self.admitted.append((self.true, permits))
 
-    def report(self, which: int, demand: int, needs: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
+    def report(self, which: int, demand: int, waiting: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
         """A process sends a report; one that is still under way is given up first."""
         process = self._process(which)
         now, lease = process.now(self.true), process.lease
@@ -94,9 +94,9 @@ class Fleet:
             assert process.latest
             lease.lose_reply(now, process.latest)
         process.seq += 1
-        able = tuple((count, permits) for count, permits in needs if permits <= self.params.limit and op == "sync")
+        able = tuple((count, permits) for count, permits in waiting if permits <= self.params.limit and op == "sync")
         lease.count_demand(now, self.params, ())
-        lease.demand, lease.asked_at = float(demand), now  # whatever it has learned: any demand is possible
+        lease.demand, lease.last_call_at = float(demand), now  # whatever it has learned: any demand is possible
         request = process.latest = lease.report(
             now, process.seq, process.name, self.params, self.profile, TRIP, op, able
         )
@@ -122,13 +122,13 @@ class Fleet:
             if not again:
                 self.answers.pop(index)
             if process.lease.accept(process.now(self.true), reply, request, self.params, self.profile, TRIP):
-                served = count_served(reply.before, self.params.cost, request.needs)
-                for (_, permits), many in zip(request.needs, served, strict=True):
+                served = count_served(reply.free_before, self.params.cost, request.waiting)
+                for (_, permits), many in zip(request.waiting, served, strict=True):
                     self.admitted += [(at, permits)] * many  # decided there and then
 
-    def trip(self, which: int, demand: int, needs: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
+    def trip(self, which: int, demand: int, waiting: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
         """There and back, as it is on most days."""
-        self.report(which, demand, needs, op)
+        self.report(which, demand, waiting, op)
         self.arrive(-1)
         self.answer(-1)
 

@@ -136,9 +136,9 @@ def outcome(workers: Iterable[Worker], timeout: float) -> Outcome:
 
 def work(order: dict[str, Any]) -> None:
     from headgate import HybridLimiter
-    from headgate.hybrid import drivers
+    from headgate.hybrid import background
 
-    drivers.RELEASE_TIMEOUT = 30.0  # whatever the machine does meanwhile
+    background.RELEASE_TIMEOUT = 30.0  # whatever the machine does meanwhile
     limiter = HybridLimiter(
         order["quota"],
         store=order["url"],

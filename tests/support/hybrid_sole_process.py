@@ -61,7 +61,7 @@ class SoleProcess:
         """Begin to wait for Redis."""
         waiter = LeaseWaiter("take", permits, lambda: None)
         self.limiter.queue_waiter("k", waiter, self.now)
-        if not self.manager.busy:
+        if not self.manager.trip_under_way:
             self._next = self.now  # the driver is woken
         return waiter
 
@@ -76,7 +76,7 @@ class SoleProcess:
         self.now = max(self.now, self._next)
         if self._replies:
             self.manager.deliver(self.now, self._items, self._replies)
-            self.manager.busy = False
+            self.manager.trip_under_way = False
             self._items, self._replies = [], []
         elif self._items:
             params, profile = self.limiter.params, self.limiter.profile
@@ -91,10 +91,10 @@ class SoleProcess:
 
     def _pause(self) -> int:
         """Until the driver looks around and sees something."""
-        pause = self.manager.pause(self.now)
-        if pause is None:
+        seconds = self.manager.seconds_until_work(self.now)
+        if seconds is None:
             return 1000 * SECOND
-        looks = max(int(pause * SECOND), MILLISECOND)
+        looks = max(int(seconds * SECOND), MILLISECOND)
         if not self.manager.waiters and not self.manager.refill_queue and not self.manager.releases:
             due = self.manager.schedule.next_tick() * TICK - self.now
             looks += max(-((looks - due) // TICK), 0) * TICK

@@ -1,18 +1,24 @@
 """Hybrid: decisions as fast as in memory, one limit for all processes, and never one too many.
 
 limiter.py          HybridLimiter, AsyncHybridLimiter, and the Stats that their stats() gives
-backend.py          their backends: how a caller waits for Redis, in a thread or in a task
-table.py            every decision: from a lease without a round trip (the hot path), or from a reply
+backend.py          their backends: a caller waits for Redis, in a thread or in a task
+table.py            every local decision (the hot path), and the answer to a caller when a reply comes
 fallback_policy.py  whether Redis answers, and what callers get while it does not
-limiter_leases.py   one limiter's leases: its waiting callers, and what is given back
-manager.py          what to tell Redis next about all leases of a process
-schedule.py         when that is due, and the leases that are to be given back
-drivers.py          the thread, or the task of an event loop, that sends it; gives everything back at exit
+limiter_leases.py   one limiter's leases: its waiting callers, and what it gives back
+manager.py          picks what to tell Redis next, for all limiters on one store; takes in the replies
+schedule.py         when a lease is due; the queue of leases that go back
+background.py       the thread or task that makes the round trips; gives all leases back when the process or loop ends
 protocol.py         the messages between a process and Redis
-lease.py            a process's side of one key
-ledger.py           Redis's side of one key, in Python
-script.py           Redis's side in Lua
-redis_leases.py     the ledgers in a Redis: how a `RedisStore` runs the script
+lease.py            a process's side of one key: what it holds, when it reports, how much it asks for
+ledger.py           Redis's side of one key, in Python; script.py: the same in Lua
+redis_leases.py     runs the script on a `RedisStore`
+
+lease           permits of one key that one process may spend without asking; what is left when it expires is burned
+report          what a process tells Redis about one key: what it still holds, gives back, and wants
+round trip      one call of the script, with the reports of up to 64 keys
+sync            a report that also asks for permits; the other operations are release, reset and peek
+ledger          what Redis keeps about one key: free units, and the lease of each process
+reserve permit  one permit that a process holds for the next caller of a key that is called now and then
 """
 
 from typing import TYPE_CHECKING, Any

@@ -15,8 +15,8 @@ from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
-from headgate.hybrid import drivers
-from headgate.hybrid.drivers import LoopLeaseManager, ThreadLeaseManager
+from headgate.hybrid import background
+from headgate.hybrid.background import LoopLeaseManager, ThreadLeaseManager
 from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
 from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.keys import check_key
@@ -95,7 +95,7 @@ class HybridStore:
     def release_later(self) -> None:
         """Have the leases given back of a limiter that was collected without a call of `close`.
 
-        The garbage collector may have interrupted any step, so the driver does it.
+        The garbage collector may have interrupted any step, so the background thread or task does it.
         """
         for leases in [*self.backends, *self.loops.values()]:
             leases.manager.deferred.append(leases.release_unawaited)
@@ -127,7 +127,7 @@ class HybridBackend(LimiterLeases):
         done.acquire()
         waiter = LeaseWaiter(op, permits, done.release)
         manager = self.manager
-        if manager.in_step():  # the driver, which could answer, waits for the lock of the interrupted step
+        if manager.called_from_signal_handler():  # the background thread waits for the lock of the interrupted step
             return self.answer_in_signal_handler(key, waiter, self.read_clock())
         if self.optimistic and op == "take":
             granted = self.grant_unasked(key, permits, self.read_clock())
@@ -138,19 +138,19 @@ class HybridBackend(LimiterLeases):
             while manager.cannot_start or not done.acquire(timeout=1.0 if timeout is None else max(timeout, 0.0)):
                 if timeout is not None or manager.cannot_start:
                     return self.answer_by_policy(key, waiter, self.read_clock(), manager.cannot_start)
-                manager.wake_driver()  # starts a new thread, should the old one have died
+                manager.wake_background()  # starts a new thread, should the old one have died
         except BaseException:
             self.cancel_waiter(key, waiter)
             raise
         return waiter.answer()
 
     def close(self) -> None:
-        if self.manager.in_step():  # in a signal handler: the interrupted step has to go on first
+        if self.manager.called_from_signal_handler():  # in a signal handler: the interrupted step has to go on first
             self.manager.deferred.append(self.release_all)
-            self.manager.wake_driver()
+            self.manager.wake_background()
             return
         self.release_all()
-        self.manager.wait_until_released(self, drivers.RELEASE_TIMEOUT)
+        self.manager.wait_until_released(self, background.RELEASE_TIMEOUT)
         self.unregister()
 
 
@@ -191,7 +191,7 @@ class EventLoopLeases(LimiterLeases):
 
     async def ask_redis(self, op: str, key: str, permits: int, timeout: float | None) -> Decision:
         """Wait for the answer of Redis; the policy answers after *timeout* seconds."""
-        if self.optimistic and op == "take" and not self.manager.in_step():
+        if self.optimistic and op == "take" and not self.manager.called_from_signal_handler():
             granted = self.grant_unasked(key, permits, self.read_clock())
             if granted:
                 return granted
@@ -210,7 +210,7 @@ class EventLoopLeases(LimiterLeases):
 
     async def aclose(self) -> None:
         self.release_all()
-        await self.manager.wait_until_released(self, drivers.RELEASE_TIMEOUT)
+        await self.manager.wait_until_released(self, background.RELEASE_TIMEOUT)
         self.unregister()
         if not self.manager.active:
             await self.manager.stop()

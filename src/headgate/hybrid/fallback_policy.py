@@ -30,13 +30,13 @@ RETRY_US: Final = 1_000_000
 class BackendHealth:
     """What a process knows about Redis from its own trips, and when to try again after a failure.
 
-    *partitioned*: keys lie on several servers, so that the failure of one says nothing about the others. Then `down`
-    stays None, and each lease has its own `blocked_until`.
+    *partitioned*: keys lie on several servers, so that the failure of one says nothing about the others. Then
+    `outage_error` stays None, and each lease has its own `blocked_until`.
     """
 
     def __init__(self, dice: random.Random, partitioned: bool) -> None:
         self.partitioned = partitioned
-        self.down: Exception | None = None  # why Redis is not asked; None while it answers
+        self.outage_error: Exception | None = None  # why Redis is not asked; None while it answers
         self.last_error: Exception | None = None
         self.never_answered = True
         self.failures = 0  # failed trips, ever
@@ -50,13 +50,13 @@ class BackendHealth:
     def current_error(self, now: int) -> Exception | None:
         """Why Redis, or one of its servers, is not asked at *now*; None if all are asked."""
         recent = self.partitioned and self.last_error is not None and now < self.failed_at + 2 * SECOND
-        return self.last_error if recent else self.down
+        return self.last_error if recent else self.outage_error
 
     def record_success(self) -> None:
         self.never_answered = False
         self.failures_in_row = 0
         self.retry_after = FIRST_RETRY
-        self.down = None
+        self.outage_error = None
 
     def record_failure(self, now: int, error: Exception) -> None:
         self.failures += 1
@@ -65,20 +65,21 @@ class BackendHealth:
             self.outages += 1
         self.last_error = error
         self.failed_at = now
-        if (
-            not self.partitioned
-        ):  # a partitioned store has a breaker for each server, which fails at once while that is down
-            self.down = error
+        if not self.partitioned:  # else each server has a breaker, which fails at once while that server is down
+            self.outage_error = error
             self.retry_at = now + int(self.retry_after * self.dice.uniform(0.8, 1.2))
             self.retry_after = min(2 * self.retry_after, LAST_RETRY)
 
     def long_down(self) -> bool:
         """Whether Redis has failed so often that the retries have reached their longest interval."""
-        return self.down is not None and self.retry_after >= LAST_RETRY
+        return self.outage_error is not None and self.retry_after >= LAST_RETRY
 
 
 class FallbackPolicy:
-    """The policy of one limiter."""
+    """What one `HybridLimiter` answers while Redis cannot be asked. It starts from the lease that the process holds.
+
+    `headgate.fallback.Fallback` is the same for `Limiter`, which holds no lease: it keeps a whole limiter in memory.
+    """
 
     def __init__(self, policy: str, name: str, quota: Quota, health: BackendHealth) -> None:
         self.policy = policy
@@ -88,7 +89,7 @@ class FallbackPolicy:
         self.capacity = quota.capacity
         self.permit = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds in which one permit refills
         self.answers = 0
-        self.asked = 0  # permits of calls that the policy answered without a wait for Redis
+        self.requested = 0  # permits of calls that the policy answered without a wait for Redis
 
     def take(self, lease: Lease, permits: int, now: int) -> Decision:
         """Answer a call in place of Redis at *now* (nanoseconds)."""
@@ -96,7 +97,7 @@ class FallbackPolicy:
         if decision.allowed:
             lease.debt += permits
             if self.policy == "local":
-                lease.share_full_at = max(lease.share_full_at, now) + multiply(permits, self._price(lease))
+                lease.share_full_at = max(lease.share_full_at, now) + multiply(permits, self._refill_time(lease))
         return decision
 
     def peek(self, lease: Lease, permits: int, now: int) -> Decision:
@@ -112,27 +113,29 @@ class FallbackPolicy:
 
     def unavailable(self, error: Exception | None) -> StoreUnavailable:
         """The exception of the policy raise, caused by *error* or by what is known of Redis."""
-        reason = error or self.health.down or self.health.last_error
+        reason = error or self.health.outage_error or self.health.last_error
         failure = StoreUnavailable(f"the store of limiter {self.name!r} did not answer: {reason}")
         failure.__cause__ = reason
         return failure
 
     def _share(self, lease: Lease, permits: int, now: int) -> Decision:
         """Decide with a bucket of 1/nodes of the rate and of the capacity, but of one permit at least."""
-        price = self._price(lease)
-        room = max(multiply(self.permit, self.capacity), price)
+        refill_time = self._refill_time(lease)
+        share_size = max(multiply(self.permit, self.capacity), refill_time)
         if lease.share_full_at == 0:
-            first = 0 if lease.expires else room if self.health.never_answered else price
-            lease.share_full_at = now + room - first
+            first = 0 if lease.expires else share_size if self.health.never_answered else refill_time
+            lease.share_full_at = now + share_size - first
         full_in = max(lease.share_full_at - now, 0)
-        after = full_in + multiply(permits, price)
-        if after > room:
-            return self._degraded(False, (room - full_in) // price, full_in // 1000, (after - room) // 1000 + 1)
-        return self._degraded(True, (room - after) // price, after // 1000, 0)
+        after = full_in + multiply(permits, refill_time)
+        if after > share_size:
+            return self._degraded(
+                False, (share_size - full_in) // refill_time, full_in // 1000, (after - share_size) // 1000 + 1
+            )
+        return self._degraded(True, (share_size - after) // refill_time, after // 1000, 0)
 
     def _degraded(self, allowed: bool, remaining: int, reset_us: int, retry_us: int) -> Decision:
         return decision_in(self.units, allowed, self.capacity - remaining, reset_us, retry_us, True)
 
-    def _price(self, lease: Lease) -> int:
+    def _refill_time(self, lease: Lease) -> int:
         """Nanoseconds in which one permit refills in this process's share."""
         return multiply(self.permit, max(lease.nodes, 1))

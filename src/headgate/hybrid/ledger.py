@@ -6,9 +6,9 @@ Never one too many rests on these rules:
    what is leased is never more than the capacity, and no set of processes can spend more. Where a quota was lowered
    below what is leased, nothing is free until enough of that is spent, given back or burned.
 2. A lease that runs out is burned: its holder may have spent it all.
-3. A request carries a number that grows; an old request changes nothing. A grant whose reply was not received (`ack`
-   says so) is taken back: a process ignores the reply to any request but its latest. What was decided in it for
-   waiting callers stays decided: it left the bucket, which may have refilled since.
+3. A request carries a number that grows; an old request changes nothing. A grant whose reply was not received
+   (`acked_seq` says so) is taken back: a process ignores the reply to any request but its latest. What was decided in
+   it for waiting callers stays decided: it left the bucket, which may have refilled since.
 4. The ledger believes nothing beyond what it granted: `held` and `returned` are cut to that.
 
 `headgate.hybrid.script` has the same in Lua, with the same names in the same order; the tests walk both through the
@@ -21,12 +21,12 @@ from copy import deepcopy
 from math import ceil, floor
 
 from headgate.hybrid.protocol import (
-    BUSY_ABOVE,
     DRAINING_ABOVE,
     DRAINING_FACTOR,
     FULL_ABOVE,
     MIN_REPORT_PART,
     OK,
+    OVERSUBSCRIBED_ABOVE,
     SHARE_FACTOR,
     STALE,
     VOID,
@@ -35,27 +35,27 @@ from headgate.hybrid.protocol import (
     LeaseRequest,
     QuotaParams,
     count_served,
-    time_until_room,
+    time_until_free,
 )
 
 FOREVER = 1 << 52
 STEP = 1_000_000  # microseconds: time stands still for the ledger while a clock is at most this far behind
-LONGEST_PAUSE = 3_600_000_000
+LONGEST_INTERVAL = 3_600_000_000
 
 
 class NodeRecord:
     """What the ledger knows of one node."""
 
-    __slots__ = ("debt", "demand", "exp", "lease", "lid", "out", "returned", "seq")
+    __slots__ = ("debt", "demand", "exp", "granted", "lease_id", "leased_out", "returned", "seq")
 
-    def __init__(self, lid: int) -> None:
-        self.lid = lid
+    def __init__(self, lease_id: int) -> None:
+        self.lease_id = lease_id
         self.seq = 0
-        self.out = 0  # permits leased to the node
+        self.leased_out = 0  # permits leased to the node
         self.exp = 0
         self.demand = 0
         self.returned = 0  # permits given back, ever, as far as reported
-        self.lease = 0  # permits of the latest grant
+        self.granted = 0  # permits of the latest grant
         self.debt = 0  # permits of debt charged since the last reply that is known to have arrived
 
 
@@ -67,7 +67,7 @@ class Ledger:
         self.at = 0
         self.free = 0  # bucket: units
         self.window = self.current = self.previous = 0  # windows: permits, leased ones counted as used
-        self.out = 0
+        self.leased_out = 0  # permits leased to all nodes; the field `out` of the Hash in Redis
         self.demand = 0
         self.exp = FOREVER  # no lease runs out before this time
         self.born = 0
@@ -86,80 +86,82 @@ class Ledger:
         if now >= self.exp:
             self._burn(now)
         free -= self._overhang()
-        ends = params.period - now % params.period if params.period else 0
+        window_ends_in = params.period - now % params.period if params.period else 0
         record = self.nodes.get(request.node)
         if request.op == "peek":
-            own, many = record.out if record else 0, len(self.nodes)
+            own, many = record.leased_out if record else 0, len(self.nodes)
             return LeaseReply(
-                OK, 0, 0, own, free, free, self.out - own, many, 0, 0, ends, 0, self.current, self.previous
-            )
+                OK, 0, 0, own, free, free, self.leased_out - own, many, 0, 0, window_ends_in, 0,
+                self.current, self.previous,
+            )  # fmt: skip
 
         if record and request.seq <= record.seq:
             self._save(now, loaded, free)
             return LeaseReply(STALE)
-        if request.lid and (not record or record.lid != request.lid):
-            if request.lid < self.born and not self.lost:  # a lease older than the key: the data of the key was lost
-                self.lost = 1
+        if request.lease_id and (not record or record.lease_id != request.lease_id):
+            if request.lease_id < self.born and not self.lost:
+                self.lost = 1  # a lease older than the key: the data of the key was lost
                 free = min(free, 0)
             self._save(now, loaded, free)
             return LeaseReply(VOID)
         if not record:
             record = self.nodes[request.node] = NodeRecord(now)
-        if request.ack < record.seq:  # the latest reply never arrived, and never will
-            free += record.lease * params.cost
-            self.out -= record.lease
-            record.out -= record.lease
+        if request.acked_seq < record.seq:  # the latest reply never arrived, and never will
+            free += record.granted * params.cost
+            self.leased_out -= record.granted
+            record.leased_out -= record.granted
         else:
             record.debt = 0
-        if not request.lid:  # the node holds nothing any more; what it held may be spent
-            record.lid = now
+        if not request.lease_id:  # the node holds nothing any more; what it held may be spent
+            record.lease_id = now
             record.returned = request.returned
-        held = min(request.held, record.out) if request.lid and request.op != "release" else 0
-        returned = max(0, min(request.returned - record.returned, record.out - held))
-        self.out -= record.out - held
+        held = min(request.held, record.leased_out) if request.lease_id and request.op != "release" else 0
+        returned = max(0, min(request.returned - record.returned, record.leased_out - held))
+        self.leased_out -= record.leased_out - held
         free += returned * params.cost
 
         if request.op == "reset":
             self.previous = 0
             if params.period:
-                loaded = params.room - self.current * params.cost
-            ceiling, free = params.room, self._top(params, params.room)
+                loaded = params.capacity_units - self.current * params.cost
+            ceiling, free = params.capacity_units, self._top(params, params.capacity_units)
         top = self._top(params, ceiling)
         if not params.period:
             free = min(free, top)  # leases of a larger quota may give back more than the bucket holds by now
         free = max(free, min(free + request.refund * params.cost, top))
         debt = max(request.debt - record.debt, 0)  # a request whose reply was lost may have been charged already
         if debt:
-            free = min(free, max(free - debt * params.cost, -params.room))
-        before, refused = free, 0
-        for (count, permits), many in zip(request.needs, count_served(free, params.cost, request.needs), strict=True):
+            free = min(free, max(free - debt * params.cost, -params.capacity_units))
+        free_before, refused = free, 0
+        served = count_served(free, params.cost, request.waiting)
+        for (count, permits), many in zip(request.waiting, served, strict=True):
             free -= many * permits * params.cost
             if many < count:
                 refused = max(refused, permits)
 
         self.demand += request.demand - record.demand
         many = len(self.nodes)
-        busy = self.demand * 1000 > params.speed * BUSY_ABOVE
+        oversubscribed = self.demand * 1000 > params.speed * OVERSUBSCRIBED_ABOVE
         lease, full, rationed = self._lease(params, profile, request, held, free, many, refused)
         free -= lease * params.cost
-        self.out += lease
-        others = self.out - held - lease
-        pause = self._pause(params, profile, full, busy, free)
+        self.leased_out += lease
+        others = self.leased_out - held - lease
+        report_interval = self._report_interval(params, profile, full, oversubscribed, free)
         wait = 0
         if free < params.cost:
-            wait = self._time_until_room(now, free) if others == 0 else pause
-        elif busy and rationed and 2 * request.demand < self.demand and 2 * free < params.room:
-            wait = pause  # more is free, but other nodes ask for most of it
+            wait = self._time_until_free(now, free) if others == 0 else report_interval
+        elif oversubscribed and rationed and 2 * request.demand < self.demand and 2 * free < params.capacity_units:
+            wait = report_interval  # more is free, but other nodes ask for most of it
 
         record.seq = request.seq
-        record.out = held + lease
+        record.leased_out = held + lease
         exp = now + request.ttl
         if params.period:
             exp = min(exp, now - now % params.period + params.period)
         record.exp = max(exp, record.exp) if held else exp  # the holder might never hear that its lease was cut short
         record.demand = request.demand
         record.returned = request.returned
-        record.lease = lease
+        record.granted = lease
         record.debt += debt
         self.exp = min(self.exp, record.exp)
         if request.op == "release":
@@ -167,17 +169,17 @@ class Ledger:
             del self.nodes[request.node]
         self._save(now, loaded, free)
         return LeaseReply(
-            OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, int(busy),
-            self.current, self.previous,
+            OK, record.lease_id, lease, record.leased_out, free_before, free, others, many, wait, report_interval,
+            window_ends_in, int(oversubscribed), self.current, self.previous,
         )  # fmt: skip
 
     def _open(self, time: int, params: QuotaParams) -> int:
         """Convert the state of a changed quota or of a clock that stepped back; return the time to use."""
         if self.params is None:
-            self.params, self.at, self.born, self.free = params, time, time, params.room
+            self.params, self.at, self.born, self.free = params, time, time, params.capacity_units
             self.window = time // params.period if params.period else 0
         elif self.params != params:
-            self.free = max(self.free // self.params.cost * params.cost, -params.room)
+            self.free = max(self.free // self.params.cost * params.cost, -params.capacity_units)
             self.window = self.at // params.period if params.period else 0
             self.params = params
         back = self.at - time
@@ -194,19 +196,20 @@ class Ledger:
         params = self.params
         assert params
         if params.kind == "bucket":
-            return min(self.free + (now - self.at) * params.rate, self._top(params, params.room)), params.room
+            top = self._top(params, params.capacity_units)
+            return min(self.free + (now - self.at) * params.rate, top), params.capacity_units
         window = now // params.period
         if window > self.window:
             self.previous = self.current if window == self.window + 1 else 0
             self.window, self.current = window, 0
-        ceiling = params.room
+        ceiling = params.capacity_units
         if params.kind == "counter":
             ceiling -= self.previous * (params.cost - now % params.period // params.step)
         return ceiling - self.current * params.cost, ceiling
 
     def _top(self, params: QuotaParams, ceiling: int) -> int:
         """Units that may be free beside what is leased; none if leases of a larger quota exceed the capacity."""
-        top = ceiling - self.out * params.cost
+        top = ceiling - self.leased_out * params.cost
         return top if params.period else max(top, 0)
 
     def _save(self, now: int, loaded: int, free: int) -> None:
@@ -223,7 +226,7 @@ class Ledger:
         self.exp = FOREVER
         for node, record in list(self.nodes.items()):
             if record.exp <= now:
-                self.out -= record.out
+                self.leased_out -= record.leased_out
                 self.demand -= record.demand
                 del self.nodes[node]
             else:
@@ -233,7 +236,7 @@ class Ledger:
         """Units of leases that outlive their window after a change of clock or quota: used in this one."""
         params = self.params
         assert params
-        return max(self.out - self.current, 0) * params.cost if params.period else 0
+        return max(self.leased_out - self.current, 0) * params.cost if params.period else 0
 
     def _lease(
         self,
@@ -246,33 +249,36 @@ class Ledger:
         refused: int,
     ) -> tuple[int, bool, bool]:
         """Permits to grant, whether the bucket is full, and whether the grant was cut for the sake of other nodes."""
-        full = (free + self.out * params.cost) / params.room > FULL_ABOVE
-        there = max(free // params.cost, 0)
+        full = (free + self.leased_out * params.cost) / params.capacity_units > FULL_ABOVE
+        free_permits = max(free // params.cost, 0)
         # no lease takes the permits that a refused caller will come back for; with a counter any lease would
-        room = params.limit - refused - self.out if params.kind != "counter" or refused == 0 else 0
-        if request.op != "sync" or request.want <= held or room < 1:
+        leasable = params.limit - refused - self.leased_out if params.kind != "counter" or refused == 0 else 0
+        if request.op != "sync" or request.target <= held or leasable < 1:
             return 0, full, False
-        if request.spare:
+        if request.is_reserve:
             plenty = full and many * 1000 <= profile.report_full * params.limit
-            return (min(request.want - held, there, room) if plenty else 0), full, False
+            return (min(request.target - held, free_permits, leasable) if plenty else 0), full, False
         part = request.demand / self.demand if self.demand > 0 else 1 / many
         most = profile.leased * params.limit / 1000
         cap = most * max(part, 1 / many) - held
-        fair = max(1, ceil(there * min(1, SHARE_FACTOR * part)))
-        lease = max(floor(min(request.want - held, cap, fair, there, most - self.out, room)), 0)
-        return lease, full, fair <= lease < request.want - held
+        fair = max(1, ceil(free_permits * min(1, SHARE_FACTOR * part)))
+        lease = max(floor(min(request.target - held, cap, fair, free_permits, most - self.leased_out, leasable)), 0)
+        return lease, full, fair <= lease < request.target - held
 
-    def _pause(self, params: QuotaParams, profile: AccuracyProfile, full: bool, busy: bool, free: int) -> int:
+    def _report_interval(
+        self, params: QuotaParams, profile: AccuracyProfile, full: bool, oversubscribed: bool, free: int
+    ) -> int:
         """Microseconds until the next report: the time in which demand spends a part of the capacity."""
         part = float(profile.report_full if full else profile.report)
         if full and self.demand * 1000 > params.speed * DRAINING_ABOVE:
             part = part / DRAINING_FACTOR
-        if busy and params.kind == "bucket":  # unreported permits leave no room for refill
-            part = min(part, max((params.room - free - self.out * params.cost) / params.room * 500, MIN_REPORT_PART))
-        spent = max(min(self.demand, params.speed), 1)
-        return floor(min(part * params.limit * 1_000_000 / spent, LONGEST_PAUSE))
+        if oversubscribed and params.kind == "bucket":  # unreported permits leave no room for refill
+            spent = params.capacity_units - free - self.leased_out * params.cost
+            part = min(part, max(spent / params.capacity_units * 500, MIN_REPORT_PART))
+        speed = max(min(self.demand, params.speed), 1)
+        return floor(min(part * params.limit * 1_000_000 / speed, LONGEST_INTERVAL))
 
-    def _time_until_room(self, now: int, free: int) -> int:
+    def _time_until_free(self, now: int, free: int) -> int:
         """Microseconds until a permit can be free, if no lease is given back."""
         params = self.params
         assert params
@@ -281,5 +287,5 @@ class Ledger:
         elapsed = now % params.period
         if params.kind == "fixed":
             return params.period - elapsed
-        ceiling = params.room - self.previous * (params.cost - elapsed // params.step)
-        return time_until_room(params, elapsed, (ceiling - free) // params.cost, self.previous, 1)
+        ceiling = params.capacity_units - self.previous * (params.cost - elapsed // params.step)
+        return time_until_free(params, elapsed, (ceiling - free) // params.cost, self.previous, 1)

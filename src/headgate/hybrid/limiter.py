@@ -61,7 +61,9 @@ def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
     leases = [(lease, limiter.cost) for limiter in limiters for lease in list(limiter.leases.values())]
     releases = [item for manager in managers for item in list(manager.releases.items())]
     released = [(lease, limiter.cost) for (limiter, _), lease in releases if limiter in limiters]
-    uncounted = sum((lease.counted_balance - lease.balance + lease.denied) // cost for lease, cost in leases + released)
+    uncounted = sum(
+        (lease.balance_at_last_count - lease.balance + lease.denied) // cost for lease, cost in leases + released
+    )
     return Stats(
         local=sum(_without_waiting(limiter) for limiter in limiters) + uncounted,
         remote=sum(limiter.waited for limiter in limiters),
@@ -71,7 +73,7 @@ def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
         failures=sum(manager.health.failures for manager in managers),
         keys=len(leases),
         held=sum(lease.balance // cost for lease, cost in leases),
-        unreported=sum(max(lease.counted_balance - lease.balance, 0) // cost for lease, cost in leases),
+        unreported=sum(max(lease.balance_at_last_count - lease.balance, 0) // cost for lease, cost in leases),
         burned=sum(limiter.burned for limiter in limiters),
         voided=sum(limiter.voided for limiter in limiters),
         trip_seconds=max((manager.trip_time for manager in managers), default=0) / 1e9,
@@ -82,7 +84,7 @@ def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
 
 def _without_waiting(limiter: LimiterLeases) -> int:
     """Permits that were asked for and answered at once, except those that a lease has not reported yet."""
-    return limiter.spent + limiter.denied + limiter.policy.asked + limiter.refunded // limiter.cost
+    return limiter.spent + limiter.denied + limiter.policy.requested + limiter.refunded // limiter.cost
 
 
 class _HybridConstructor:

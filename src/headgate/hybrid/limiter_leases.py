@@ -102,7 +102,7 @@ class LimiterLeases(LeaseTable):
         leases, manager = self.leases, self.manager
         few = [lease for lease, _ in zip(leases.values(), range(8), strict=False)]
         free = [lease for lease in few if not lease.in_flight and lease not in manager.waiters]
-        free.sort(key=lambda lease: (lease.debt > 0, lease.asked_at))
+        free.sort(key=lambda lease: (lease.debt > 0, lease.last_call_at))
         for lease in free[: min(len(leases) - self.max_keys + 1, 2)]:
             self._release(lease)
         for lease in few:  # to the end, so that the next eviction looks at others
@@ -118,18 +118,18 @@ class LimiterLeases(LeaseTable):
             manager.activate(self)
             lease = self.lease_for(key, now)
             taken = waiter.permits if waiter.op == "take" else 0
-            if self.health.down is None and now >= lease.blocked_until:
+            if self.health.outage_error is None and now >= lease.blocked_until:
                 self.waited += taken
                 manager.waiters.setdefault(lease, []).append(waiter)
                 answered = False
             else:
-                self.policy.asked += taken
-                if self.health.down is not None:
+                self.policy.requested += taken
+                if self.health.outage_error is not None:
                     lease.due = min(lease.due, self.health.retry_at)
                     manager.schedule.add(lease)
                 self.finish_by_policy(lease, waiter, now)
                 answered = True
-        manager.wake_driver()
+        manager.wake_background()
         return answered
 
     def cancel_waiter(self, key: str, waiter: LeaseWaiter) -> None:
@@ -188,7 +188,7 @@ class LimiterLeases(LeaseTable):
         """Grant the first call for a key before Redis has been asked, as a debt; None for any other call."""
         manager, leases = self.manager, self.leases
         with manager.lock:
-            if self.health.down is not None or key in leases or len(leases) >= self.max_keys:
+            if self.health.outage_error is not None or key in leases or len(leases) >= self.max_keys:
                 return None  # in a full table keys are evicted early, and an unknown key need not be a new one
             manager.activate(self)
             lease = self.lease_for(key, now)
@@ -198,18 +198,18 @@ class LimiterLeases(LeaseTable):
             lease.due = now
             manager.schedule.add(lease)
             manager.send_at_once(now)
-        manager.wake_driver()
+        manager.wake_background()
         return decision(True, self.limit, self.limit - permits)
 
     def refund(self, key: str, permits: int = 1) -> bool:
         """Put back what the lease can take; the next report has the rest. True, or the policy raises."""
         key, permits = check_key(key), check_permits(permits)
-        if self.manager.in_step():
+        if self.manager.called_from_signal_handler():
             self.manager.deferred.append(lambda: self._refund(key, permits))
         else:
             self._check_reachable(key)
             self._refund(key, permits)
-        self.manager.wake_driver()
+        self.manager.wake_background()
         return True
 
     def _refund(self, key: str, permits: int) -> None:
@@ -227,7 +227,7 @@ class LimiterLeases(LeaseTable):
             return
         with self.manager.lock:
             lease, now = self.leases.get(key), self.read_clock()
-            if self.health.down is not None or (lease is not None and now < lease.blocked_until):
+            if self.health.outage_error is not None or (lease is not None and now < lease.blocked_until):
                 raise self.policy.unavailable(None)
 
     # ------------------------------------------------------------------------------------------------ releases
@@ -256,7 +256,7 @@ class LimiterLeases(LeaseTable):
     def is_releasing(self) -> bool:
         """Whether leases are on their way back that Redis may still hear of."""
         with self.manager.lock:
-            return self.health.down is None and any(limiter is self for limiter, _ in self.manager.releases)
+            return self.health.outage_error is None and any(limiter is self for limiter, _ in self.manager.releases)
 
     def unregister(self) -> None:
         """The limiter is closed; a later call activates it again."""
@@ -271,7 +271,7 @@ class LimiterLeases(LeaseTable):
 
     def count_decisions(self, lease: Lease) -> None:
         """Add to the counters what *lease* spent and denied since the last time."""
-        self.spent += (lease.counted_balance - lease.balance) // self.cost
+        self.spent += (lease.balance_at_last_count - lease.balance) // self.cost
         self.denied += lease.denied // self.cost
 
     def store_health(self) -> StoreHealth:

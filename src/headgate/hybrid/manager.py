@@ -1,7 +1,8 @@
-"""All leases of a process on one Redis, and what to tell Redis next. Pure: times are arguments, I/O is the driver's.
+"""All leases of a process on one Redis, and what to tell Redis next. Pure: times are arguments, and others do the I/O.
 
-A driver (a thread, a task, the simulator) repeats: `gather` the requests that are due, send them to Redis, `deliver`
-the replies or `fail`, then sleep for `pause`. A caller that a lease cannot serve queues a waiter and wakes the driver.
+A thread or a task (`background.py`) or the simulator repeats: `gather` the requests that are due, send them to Redis,
+`deliver` the replies or `fail`, then sleep for `seconds_until_work`. A caller that a lease cannot serve queues a waiter
+and wakes that thread or task.
 One batch is under way at a time; in a Cluster, where a batch goes to one server, several are, and a lease is in one
 of them at most.
 """
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
 
 BATCH = 64  # keys in one call of the script: they occupy Redis for one or two milliseconds
-LAZY_TICK = 5 * TICK  # between looks for work while no caller waits
+LAZY_TICK = 5 * TICK  # the sleep of the background task after a second without a trip
+RELEASES_PERCENT = 75  # of a batch: what waiters and releases may fill; the rest is for refills and leases that are due
 
 
 class SyncItem(NamedTuple):
@@ -57,7 +59,7 @@ class LeaseManager:
         self.trip_time = MILLISECOND  # of a round trip, on average
         self.trips = 0
         self.nodes_seen = 1  # processes at one key, lately
-        self.busy = False  # a trip is under way
+        self.trip_under_way = False
         self.last_trip_at = 0
         self._worked_at = 0
 
@@ -67,16 +69,16 @@ class LeaseManager:
         self.refill_queue.clear()
         self.deferred.clear()
         self.waiters, self.releases, self.schedule = {}, ReleaseQueue(), DueSchedule()
-        self.busy = False
-        self.health.down = None
+        self.trip_under_way = False
+        self.health.outage_error = None
         for limiter in self.limiters:
             limiter.after_fork(self.lock)
 
-    def wake_driver(self) -> None:
-        """There is something to do now. Nothing here: the simulator and tests drive a manager by hand."""
+    def wake_background(self) -> None:
+        """There is something to do now. Nothing happens here: the simulator and tests run a manager by hand."""
 
-    def in_step(self) -> bool:
-        """Whether this thread is inside a step of the manager: then the caller is a signal handler."""
+    def called_from_signal_handler(self) -> bool:
+        """Whether this thread holds the manager's lock already: then a signal handler interrupted it and calls."""
         owned: bool = self.lock._is_owned()  # type: ignore[attr-defined]  # public enough for Condition, not in typeshed
         return owned
 
@@ -102,14 +104,14 @@ class LeaseManager:
                 for lease in limiter.leases.values():
                     lease.expires = lease.known_until = 0
 
-    # ------------------------------------------------------------------------------------------------- driver
+    # ------------------------------------------------------------------------------------------ background task
 
     def gather(self, now: int) -> list[SyncItem]:
         """The requests to send now, one batch at most."""
         with self.lock:
             if self.deferred:
                 self.run_deferred()
-            down = self.health.down is not None
+            down = self.health.outage_error is not None
             if down and now < self.health.retry_at:
                 return []
             if not self.waiters and now < self.last_trip_at + TICK:
@@ -120,7 +122,7 @@ class LeaseManager:
             if self.waiters:
                 self._pick_waiting(now, picked, half)
             if self.releases:
-                self.releases.pick(now, picked, max(most * 3 // 4, 1))
+                self.releases.pick(now, picked, max(most * RELEASES_PERCENT // 100, 1))
             while self.refill_queue and len(picked) < most:
                 lease = self.refill_queue.popleft()
                 if not lease.in_flight and _is_live(lease):
@@ -133,7 +135,7 @@ class LeaseManager:
             items = [self._sync_item(lease, op, now) for lease, op in picked.items()]
             if items:
                 self.last_trip_at = self._worked_at = now
-                self.busy = True
+                self.trip_under_way = True
             return items
 
     def deliver(self, now: int, items: Sequence[SyncItem], replies: Sequence[LeaseReply | str]) -> None:
@@ -160,7 +162,7 @@ class LeaseManager:
                     self._accept(item, reply, now)
 
     def fail(self, now: int, items: Sequence[SyncItem], error: Exception) -> None:
-        """Redis did not answer: the policy answers the waiters, and leases last as long as they last."""
+        """Redis did not answer: the policy answers the waiters, and leases stay usable until they expire."""
         with self.lock:
             self.health.record_failure(now, error)
             for item in items:
@@ -175,14 +177,18 @@ class LeaseManager:
                 for waiter in queue:
                     lease.owner.finish_by_policy(lease, waiter, now)
 
-    def pause(self, now: int) -> float | None:
-        """Seconds until `gather` may have something; None: only a caller that waits can bring something."""
+    def seconds_until_work(self, now: int) -> float | None:
+        """Seconds until `gather` may have something; None: nothing to do until a caller waits.
+
+        In a long outage it first discards the releases, if they are all that is left to do. With None it also forgets
+        which limiters are active: the next call of each activates it again.
+        """
         with self.lock:
             health = self.health
             used = any(limiter.leases for limiter in self.active)
             if not used and (self.releases.all_blocked(now) if health.partitioned else health.long_down()):
                 self.releases.discard_all()  # not worth the wait
-            if health.down is not None:
+            if health.outage_error is not None:
                 until = max(health.retry_at, now + TICK) if used or self.releases else None
             elif any(not lease.in_flight for lease in self.waiters):
                 return 0.0
@@ -194,7 +200,7 @@ class LeaseManager:
             else:
                 until = None
             if until is None:
-                self.active.clear()  # a limiter that is used again is activated again
+                self.active.clear()
                 return None
             return max(until - now, 0) / SECOND
 
@@ -214,8 +220,8 @@ class LeaseManager:
                     break
                 waiter = queue.pop(0)
                 owner.spent -= waiter.permits  # it was counted when it began to wait
-                spare = lease.balance + lease.free_in_redis
-                waiter.result = decision_with(owner, True, spare, reset_units(owner, lease, now, spare), 0)
+                units_left = lease.balance + lease.free_in_redis
+                waiter.result = decision_with(owner, True, units_left, reset_units(owner, lease, now, units_left), 0)
                 waiter.wake()
             if not queue:
                 del self.waiters[lease]
@@ -232,7 +238,9 @@ class LeaseManager:
                 schedule.add(lease)
             elif lease in picked or lease.in_flight:
                 continue
-            elif self.health.down is not None:  # one lease, whatever it has to report, probes whether Redis is back
+            elif (
+                self.health.outage_error is not None
+            ):  # one lease, whatever it has to report, probes whether Redis is back
                 if len(picked) < most:
                     picked[lease] = "sync"
                 else:
@@ -243,7 +251,7 @@ class LeaseManager:
             elif lease.is_forgettable(now) and lease not in self.waiters:
                 del lease.owner.leases[lease.key]
             elif not lease.has_news():
-                lease.due = max(lease.deny_until, lease.asked_at + IDLE_AFTER, lease.keep_until, now + TICK)
+                lease.due = max(lease.deny_until, lease.last_call_at + IDLE_AFTER, lease.keep_until, now + TICK)
                 schedule.add(lease)
             elif len(picked) < most:
                 picked[lease] = "sync"
@@ -251,23 +259,23 @@ class LeaseManager:
                 schedule.add(lease, tick + 1)
 
     def _sync_item(self, lease: Lease, op: str, now: int) -> SyncItem:
-        """The request about *lease*, for the first of its waiters that want the same; the next trip has the others."""
+        """The request about *lease*, for its first waiters of one operation; the next trip has the others."""
         owner: LimiterLeases = lease.owner
         waiters: list[LeaseWaiter] = []
-        needs: list[tuple[int, int]] = []
+        waiting: list[tuple[int, int]] = []
         queue = self.waiters.pop(lease, None)
         if queue:
-            wanted = queue[0].op
-            op = "sync" if wanted == "take" else wanted
+            first_op = queue[0].op
+            op = "sync" if first_op == "take" else first_op
             for waiter in queue:
-                if waiter.op != wanted:
+                if waiter.op != first_op:
                     self.waiters[lease] = queue[len(waiters) :]
                     break
                 waiters.append(waiter)
-                if op == "sync" and needs and needs[-1][1] == waiter.permits:
-                    needs[-1] = (needs[-1][0] + 1, waiter.permits)
+                if op == "sync" and waiting and waiting[-1][1] == waiter.permits:
+                    waiting[-1] = (waiting[-1][0] + 1, waiter.permits)
                 elif op == "sync":
-                    needs.append((1, waiter.permits))
+                    waiting.append((1, waiter.permits))
         if op == "peek":
             return SyncItem(lease, LeaseRequest("peek", owner.node_id, 0, 0, 0, 0, 0, 0, 0, (), 0, 0, 0, TICK), waiters)
         self.seq += 1
@@ -275,7 +283,7 @@ class LeaseManager:
             owner.burned += lease.balance // owner.cost
         owner.count_decisions(lease)
         request = lease.report(
-            now, self.seq, owner.node_id, owner.params, owner.profile, self.trip_time, op, tuple(needs)
+            now, self.seq, owner.node_id, owner.params, owner.profile, self.trip_time, op, tuple(waiting)
         )
         return SyncItem(lease, request, waiters)
 
@@ -312,8 +320,8 @@ class LeaseManager:
                 waiter.result = owner.decide_peek(lease, reply, 0, now)
                 waiter.wake()
             return
-        needs = item.request.needs
-        for (count, permits), served in zip(needs, count_served(reply.before, owner.cost, needs), strict=True):
+        waiting = item.request.waiting
+        for (count, permits), served in zip(waiting, count_served(reply.free_before, owner.cost, waiting), strict=True):
             for place in range(count):
                 waiter = next(waiters)
                 waiter.result = owner.decide_waiter(lease, reply, permits, place < served, now)

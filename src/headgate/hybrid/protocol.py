@@ -1,7 +1,7 @@
 """The messages between a process and the ledger in Redis, and the constants that both sides use.
 
 A process sends one `LeaseRequest` for each key on which it holds or wants a lease; requests travel in batches. Counts
-are whole permits, `free` and `before` are units of the quota (*cost* units are one permit), times are microseconds.
+are whole permits, `free` and `free_before` are units of the quota (*cost* units are one permit), times microseconds.
 A "node" is one process, or one event loop of a process, with leases of its own.
 """
 
@@ -19,10 +19,12 @@ OK, STALE, VOID, ERROR = 0, 1, 2, 3  # the status of a reply
 
 SHARE_FACTOR = 4  # a process may take this many times its share of what is free: demand moves faster than reports
 FULL_ABOVE = 0.8  # above this part of its capacity a bucket counts as full: unreported permits then cost refill
-BUSY_ABOVE = 950  # of 1,000 of the rate: with more demand than this, permits are rationed
+OVERSUBSCRIBED_ABOVE = 950  # of 1,000 of the rate: with more demand than this, permits are rationed
 DRAINING_ABOVE = 1250  # of 1,000 of the rate: demand above it empties a full bucket, and is no coincidence
 DRAINING_FACTOR = 8  # reports come this many times as often while a full bucket drains
-MIN_REPORT_PART = 125  # of 1,000 of the capacity: little room alone never makes reports more frequent than this
+MIN_REPORT_PART = (
+    125  # of 1,000 of the capacity: a nearly full bucket alone never makes reports more frequent than this
+)
 
 
 class QuotaParams(NamedTuple):
@@ -37,7 +39,7 @@ class QuotaParams(NamedTuple):
     speed: int  # permits in a thousand seconds, in the long run
 
     @property
-    def room(self) -> int:
+    def capacity_units(self) -> int:
         return self.limit * self.cost
 
     @property
@@ -90,16 +92,16 @@ class LeaseRequest(NamedTuple):
 
     op: str  # sync, release, reset or peek
     node: str  # the id of the node
-    lid: int  # the id of the lease that the node holds, 0 for none
+    lease_id: int  # of the lease that the node holds, 0 for none
     seq: int  # grows with every request of a node
-    ack: int  # the last request whose reply the node received
+    acked_seq: int  # the last request whose reply the node received
     held: int  # permits of the lease that the node keeps
     returned: int  # permits that the node has given back, ever
     refund: int  # permits that callers gave back after they had been reported as spent
     debt: int  # permits that the node granted while Redis could not be asked
-    needs: tuple[tuple[int, int], ...]  # (number of waiting callers, permits that each of them wants)
-    want: int  # permits that the node would like to hold
-    spare: int  # 1: *want* is one permit for the next caller, to be granted only from a full bucket
+    waiting: tuple[tuple[int, int], ...]  # (number of waiting callers, permits that each of them wants)
+    target: int  # permits that the node would like to hold
+    is_reserve: int  # 1: *target* is one permit for the next caller, to be granted only from a full bucket
     demand: int  # permits in a thousand seconds that callers ask this node for
     ttl: int  # how long the lease lasts
 
@@ -108,23 +110,23 @@ class LeaseReply(NamedTuple):
     """What the ledger answers."""
 
     status: int
-    lid: int = 0
-    lease: int = 0  # permits granted in addition to those held
-    out: int = 0  # permits that are leased to this node now
-    before: int = 0  # units that were free before `needs` were served, in their order, as far as they went
+    lease_id: int = 0
+    granted: int = 0  # permits granted in addition to those held
+    leased_here: int = 0  # permits that are leased to this node now
+    free_before: int = 0  # units that were free before `waiting` were served, in their order, as far as they went
     free: int = 0  # units that are free now
     others: int = 0  # permits leased to other nodes
     nodes: int = 0  # nodes that hold or want something, this one included
     wait: int = 0  # time before which nothing is free; exact if no other node holds a lease
-    pause: int = 0  # time until the next report
-    ends: int = 0  # windows: time until this one is over
-    busy: int = 0  # 1: all nodes together ask for more than refills
+    report_interval: int = 0  # time until the next report
+    window_ends_in: int = 0  # windows: time until this one is over
+    oversubscribed: int = 0  # 1: all nodes together ask for more than refills
     current: int = 0  # windows: permits used or leased in this one
     previous: int = 0  # windows: the same in the one before
 
 
-def time_until_room(params: QuotaParams, elapsed: int, current: int, previous: int, permits: int, own: int = 0) -> int:
-    """Microseconds until a counter has room for *permits* if nothing else is spent; *own* of *current* can go back.
+def time_until_free(params: QuotaParams, elapsed: int, current: int, previous: int, permits: int, own: int = 0) -> int:
+    """Microseconds until a counter has *permits* free if nothing else is spent; *own* of *current* can go back.
 
     The same as in `headgate.algorithms.sliding_window_counter`.
     """
@@ -138,12 +140,12 @@ def time_until_room(params: QuotaParams, elapsed: int, current: int, previous: i
     return params.period - elapsed + fade(current, free)  # permits that are not back by then count as used
 
 
-def count_served(before: int, cost: int, needs: tuple[tuple[int, int], ...]) -> list[int]:
-    """How many callers of each group of *needs* are served from *before* units: in order, each all or nothing."""
+def count_served(free: int, cost: int, waiting: tuple[tuple[int, int], ...]) -> list[int]:
+    """How many callers of each group of *waiting* are served from *free* units: in order, each all or nothing."""
     served = []
-    for count, permits in needs:
+    for count, permits in waiting:
         price = permits * cost
-        many = min(count, before // price) if before > 0 else 0
-        before -= many * price
+        many = min(count, free // price) if free > 0 else 0
+        free -= many * price
         served.append(many)
     return served

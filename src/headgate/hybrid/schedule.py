@@ -61,7 +61,7 @@ class ReleaseQueue(dict["tuple[LimiterLeases, str]", Lease]):
 
     def add(self, lease: Lease) -> None:
         """Have the permits of *lease* given back."""
-        has_news = (lease.lid and lease.has_news()) or lease.debt or lease.refund
+        has_news = (lease.lease_id and lease.has_news()) or lease.debt or lease.refund
         if lease.in_flight or (has_news and len(self) < MAX_RELEASES):
             self[lease.owner, lease.key] = lease
         else:

@@ -1,9 +1,9 @@
 """`headgate.hybrid.ledger` in Lua, with the same names in the same order; how it is called, and its replies read.
 
 One call takes any number of keys, each with a request of its own; an error at one key leaves the others alone. Redis
-keeps one Hash for each key: `free` (or `window`, `current`, `previous`), `at`, `out`, `demand`, `exp`, `nodes`,
-`born`, `law` (the parameters of the quota), and for each node a field `n:<node>` with its record, eight numbers
-joined by colons.
+keeps one Hash for each key: `free` (or `window`, `current`, `previous`), `at`, `out` (`leased_out` in the code),
+`demand`, `exp`, `nodes`, `born`, `law` (the parameters of the quota), and for each node a field `n:<node>` with its
+record, eight numbers joined by colons.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate.hybrid.protocol import (
-    BUSY_ABOVE,
     DRAINING_ABOVE,
     DRAINING_FACTOR,
     ERROR,
     FULL_ABOVE,
     MIN_REPORT_PART,
+    OVERSUBSCRIBED_ABOVE,
     SHARE_FACTOR,
     LeaseReply,
 )
@@ -30,7 +30,7 @@ PER_KEY = 6  # arguments of a key
 SYNC = LuaScript(
     """
 local OK, STALE, VOID, ERROR = 0, 1, 2, 3
-local FOREVER, STEP, LONGEST_PAUSE, LONGEST_LEASE = 4503599627370496, 1000000, 3600000000, 91000000
+local FOREVER, STEP, LONGEST_INTERVAL, LONGEST_LEASE = 4503599627370496, 1000000, 3600000000, 91000000
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
 local time = tonumber(ARGV[1])
@@ -52,7 +52,7 @@ local function quota_params(text)
     local n = numbers(text)
     params = {text = text, kind = n[1], limit = n[2], cost = n[3], rate = n[4], period = n[5], step = n[6],
       speed = n[7]}
-    params.room = params.limit * params.cost
+    params.capacity_units = params.limit * params.cost
     params.windowed = params.period > 0
     known_params[text] = params
   end
@@ -70,11 +70,12 @@ end
 
 local function record_of(text)
   local n = numbers(text)
-  return {lid = n[1], seq = n[2], out = n[3], exp = n[4], demand = n[5], returned = n[6], lease = n[7], debt = n[8]}
+  return {lease_id = n[1], seq = n[2], leased_out = n[3], exp = n[4], demand = n[5], returned = n[6], granted = n[7],
+    debt = n[8]}
 end
 local function record_text(r)
   return string.format('%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
-    r.lid, r.seq, r.out, r.exp, r.demand, r.returned, r.lease, r.debt)
+    r.lease_id, r.seq, r.leased_out, r.exp, r.demand, r.returned, r.granted, r.debt)
 end
 
 local function read(key, node)
@@ -83,7 +84,7 @@ local function read(key, node)
   local s = {key = key, params = kept[1]}
   s.at, s.free = tonumber(kept[2] or 0), tonumber(kept[3] or 0)
   s.window, s.current, s.previous = tonumber(kept[4] or 0), tonumber(kept[5] or 0), tonumber(kept[6] or 0)
-  s.out, s.demand, s.exp = tonumber(kept[7] or 0), tonumber(kept[8] or 0), tonumber(kept[9] or FOREVER)
+  s.leased_out, s.demand, s.exp = tonumber(kept[7] or 0), tonumber(kept[8] or 0), tonumber(kept[9] or FOREVER)
   s.nodes, s.born, s.lost = tonumber(kept[10] or 0), tonumber(kept[11] or 0), tonumber(kept[12] or 0)
   s.record = kept[13] and record_of(kept[13])
   s.changed, s.gone = {}, {}
@@ -100,16 +101,16 @@ local function all_records(s, node)
 end
 
 local function top_of(s, params, ceiling)
-  local top = ceiling - s.out * params.cost
+  local top = ceiling - s.leased_out * params.cost
   return params.windowed and top or max(top, 0)
 end
 
 local function open(s, params, node)
   if not s.params then
-    s.at, s.born, s.free = time, time, params.room
+    s.at, s.born, s.free = time, time, params.capacity_units
     s.window = params.windowed and floor(time / params.period) or 0
   elseif s.params ~= params.text then
-    s.free = max(floor(s.free / quota_params(s.params).cost) * params.cost, -params.room)
+    s.free = max(floor(s.free / quota_params(s.params).cost) * params.cost, -params.capacity_units)
     s.window = params.windowed and floor(s.at / params.period) or 0
   end
   s.params = params.text
@@ -128,14 +129,15 @@ end
 
 local function load(s, params, now)
   if not params.windowed then
-    return min(s.free + (now - s.at) * params.rate, top_of(s, params, params.room)), params.room
+    local top = top_of(s, params, params.capacity_units)
+    return min(s.free + (now - s.at) * params.rate, top), params.capacity_units
   end
   local window = floor(now / params.period)
   if window > s.window then
     s.previous = window == s.window + 1 and s.current or 0
     s.window, s.current = window, 0
   end
-  local ceiling = params.room
+  local ceiling = params.capacity_units
   if params.kind == 'counter' then
     ceiling = ceiling - s.previous * (params.cost - floor(now % params.period / params.step))
   end
@@ -145,7 +147,7 @@ end
 local function save(s, params, now, loaded, free)
   s.at = now
   if params.windowed then s.current = s.current + floor((loaded - free) / params.cost) else s.free = free end
-  local pairs_ = {'law', s.params, 'at', now, 'out', s.out, 'demand', s.demand, 'exp', s.exp, 'nodes', s.nodes,
+  local pairs_ = {'law', s.params, 'at', now, 'out', s.leased_out, 'demand', s.demand, 'exp', s.exp, 'nodes', s.nodes,
     'born', s.born}
   local size = #pairs_
   local function set(name, value)
@@ -157,7 +159,7 @@ local function save(s, params, now, loaded, free)
     full_in = 2 * params.period
   else
     set('free', free)
-    full_in = (params.room - free) / params.rate
+    full_in = (params.capacity_units - free) / params.rate
   end
   if s.lost > 0 then set('lost', 1) end
   for name, record in pairs(s.changed) do set('n:' .. name, record_text(record)) end
@@ -178,7 +180,7 @@ local function burn(s, now, node)
   for name, record in pairs(all_records(s, node)) do
     record = s.changed[name] or record
     if record.exp <= now then
-      s.out = s.out - record.out
+      s.leased_out = s.leased_out - record.leased_out
       drop(s, name, record)
       if name == node then s.record = nil end
     else
@@ -188,44 +190,45 @@ local function burn(s, now, node)
 end
 
 local function overhang(s, params)
-  return params.windowed and max(s.out - s.current, 0) * params.cost or 0
+  return params.windowed and max(s.leased_out - s.current, 0) * params.cost or 0
 end
 
 local function lease_of(s, params, profile, request, held, free, refused)
-  local full = (free + s.out * params.cost) / params.room > @FULL_ABOVE@
-  local there = max(floor(free / params.cost), 0)
-  local room = (params.kind ~= 'counter' or refused == 0) and params.limit - refused - s.out or 0
-  if request.op ~= 'sync' or request.want <= held or room < 1 then return 0, full, false end
-  if request.spare > 0 then
+  local full = (free + s.leased_out * params.cost) / params.capacity_units > @FULL_ABOVE@
+  local free_permits = max(floor(free / params.cost), 0)
+  local leasable = (params.kind ~= 'counter' or refused == 0) and params.limit - refused - s.leased_out or 0
+  if request.op ~= 'sync' or request.target <= held or leasable < 1 then return 0, full, false end
+  if request.is_reserve > 0 then
     local plenty = full and s.nodes * 1000 <= profile.report_full * params.limit
-    return plenty and min(request.want - held, there, room) or 0, full, false
+    return plenty and min(request.target - held, free_permits, leasable) or 0, full, false
   end
   local part = s.demand > 0 and request.demand / s.demand or 1 / s.nodes
   local most = profile.leased * params.limit / 1000
   local cap = most * max(part, 1 / s.nodes) - held
-  local fair = max(1, ceil(there * min(1, @SHARE_FACTOR@ * part)))
-  local lease = max(floor(min(request.want - held, cap, fair, there, most - s.out, room)), 0)
-  return lease, full, fair <= lease and lease < request.want - held
+  local fair = max(1, ceil(free_permits * min(1, @SHARE_FACTOR@ * part)))
+  local lease = max(floor(min(request.target - held, cap, fair, free_permits, most - s.leased_out, leasable)), 0)
+  return lease, full, fair <= lease and lease < request.target - held
 end
 
-local function pause_of(s, params, profile, full, busy, free)
+local function report_interval_of(s, params, profile, full, oversubscribed, free)
   local part = full and profile.report_full or profile.report
   if full and s.demand * 1000 > params.speed * @DRAINING_ABOVE@ then part = part / @DRAINING_FACTOR@ end
-  if busy and not params.windowed then
-    part = min(part, max((params.room - free - s.out * params.cost) / params.room * 500, @MIN_REPORT_PART@))
+  if oversubscribed and not params.windowed then
+    local spent = params.capacity_units - free - s.leased_out * params.cost
+    part = min(part, max(spent / params.capacity_units * 500, @MIN_REPORT_PART@))
   end
-  local spent = max(min(s.demand, params.speed), 1)
-  return floor(min(part * params.limit * 1000000 / spent, LONGEST_PAUSE))
+  local speed = max(min(s.demand, params.speed), 1)
+  return floor(min(part * params.limit * 1000000 / speed, LONGEST_INTERVAL))
 end
 
-local function time_until_room(s, params, now, free)
+local function time_until_free(s, params, now, free)
   if not params.windowed then return ceil((params.cost - free) / params.rate) end
   local elapsed = now % params.period
   if params.kind == 'fixed' then return params.period - elapsed end
   local function fade(count, left)
     return count > 0 and min((params.cost - floor(left * params.cost / count)) * params.step, params.period) or 0
   end
-  local ceiling = params.room - s.previous * (params.cost - floor(elapsed / params.step))
+  local ceiling = params.capacity_units - s.previous * (params.cost - floor(elapsed / params.step))
   local current, left = floor((ceiling - free) / params.cost), params.limit - 1
   if current <= left then return max(fade(s.previous, left - current) - elapsed, 0) end
   return params.period - elapsed + fade(current, left)
@@ -238,19 +241,19 @@ local function sync(key, params, profile, node, request)
   local loaded = free
   if now >= s.exp then burn(s, now, node) end
   free = free - overhang(s, params)
-  local ends = params.windowed and params.period - now % params.period or 0
+  local window_ends_in = params.windowed and params.period - now % params.period or 0
   local record = s.record
   if request.op == 'peek' then
-    local own = record and record.out or 0
-    return OK, 0, 0, own, free, free, s.out - own, s.nodes, 0, 0, ends, 0, s.current, s.previous
+    local own = record and record.leased_out or 0
+    return OK, 0, 0, own, free, free, s.leased_out - own, s.nodes, 0, 0, window_ends_in, 0, s.current, s.previous
   end
 
   if record and request.seq <= record.seq then
     save(s, params, now, loaded, free)
     return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
-  if request.lid > 0 and (not record or record.lid ~= request.lid) then
-    if request.lid < s.born and s.lost == 0 then
+  if request.lease_id > 0 and (not record or record.lease_id ~= request.lease_id) then
+    if request.lease_id < s.born and s.lost == 0 then
       s.lost = 1
       free = min(free, 0)
     end
@@ -258,38 +261,38 @@ local function sync(key, params, profile, node, request)
     return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if not record then
-    record = {lid = now, seq = 0, out = 0, exp = 0, demand = 0, returned = 0, lease = 0, debt = 0}
+    record = {lease_id = now, seq = 0, leased_out = 0, exp = 0, demand = 0, returned = 0, granted = 0, debt = 0}
     s.nodes = s.nodes + 1
     s.gone[node] = nil
   end
-  if request.ack < record.seq then
-    free = free + record.lease * params.cost
-    s.out = s.out - record.lease
-    record.out = record.out - record.lease
+  if request.acked_seq < record.seq then
+    free = free + record.granted * params.cost
+    s.leased_out = s.leased_out - record.granted
+    record.leased_out = record.leased_out - record.granted
   else
     record.debt = 0
   end
-  if request.lid == 0 then
-    record.lid = now
+  if request.lease_id == 0 then
+    record.lease_id = now
     record.returned = request.returned
   end
-  local held = request.lid > 0 and request.op ~= 'release' and min(request.held, record.out) or 0
-  local returned = max(0, min(request.returned - record.returned, record.out - held))
-  s.out = s.out - (record.out - held)
+  local held = request.lease_id > 0 and request.op ~= 'release' and min(request.held, record.leased_out) or 0
+  local returned = max(0, min(request.returned - record.returned, record.leased_out - held))
+  s.leased_out = s.leased_out - (record.leased_out - held)
   free = free + returned * params.cost
 
   if request.op == 'reset' then
     s.previous = 0
-    if params.windowed then loaded = params.room - s.current * params.cost end
-    ceiling, free = params.room, top_of(s, params, params.room)
+    if params.windowed then loaded = params.capacity_units - s.current * params.cost end
+    ceiling, free = params.capacity_units, top_of(s, params, params.capacity_units)
   end
   local top = top_of(s, params, ceiling)
   if not params.windowed then free = min(free, top) end
   free = max(free, min(free + request.refund * params.cost, top))
   local debt = max(request.debt - record.debt, 0)
-  if debt > 0 then free = min(free, max(free - debt * params.cost, -params.room)) end
-  local before, refused = free, 0
-  for count, permits in string.gmatch(request.needs, '(%d+)x(%d+)') do
+  if debt > 0 then free = min(free, max(free - debt * params.cost, -params.capacity_units)) end
+  local free_before, refused = free, 0
+  for count, permits in string.gmatch(request.waiting, '(%d+)x(%d+)') do
     local price, many = permits * params.cost, 0
     if free > 0 then many = min(tonumber(count), floor(free / price)) end
     free = free - many * price
@@ -298,42 +301,42 @@ local function sync(key, params, profile, node, request)
 
   s.demand = s.demand + request.demand - record.demand
   local many = s.nodes
-  local busy = s.demand * 1000 > params.speed * @BUSY_ABOVE@
+  local oversubscribed = s.demand * 1000 > params.speed * @OVERSUBSCRIBED_ABOVE@
   local lease, full, rationed = lease_of(s, params, profile, request, held, free, refused)
   free = free - lease * params.cost
-  s.out = s.out + lease
-  local others = s.out - held - lease
-  local pause = pause_of(s, params, profile, full, busy, free)
+  s.leased_out = s.leased_out + lease
+  local others = s.leased_out - held - lease
+  local report_interval = report_interval_of(s, params, profile, full, oversubscribed, free)
   local wait = 0
   if free < params.cost then
-    wait = others == 0 and time_until_room(s, params, now, free) or pause
-  elseif busy and rationed and 2 * request.demand < s.demand and 2 * free < params.room then
-    wait = pause
+    wait = others == 0 and time_until_free(s, params, now, free) or report_interval
+  elseif oversubscribed and rationed and 2 * request.demand < s.demand and 2 * free < params.capacity_units then
+    wait = report_interval
   end
 
   record.seq = request.seq
-  record.out = held + lease
+  record.leased_out = held + lease
   local exp = now + request.ttl
   if params.windowed then exp = min(exp, now - now % params.period + params.period) end
   record.exp = held > 0 and max(exp, record.exp) or exp
   record.demand = request.demand
   record.returned = request.returned
-  record.lease = lease
+  record.granted = lease
   record.debt = record.debt + debt
   s.exp = min(s.exp, record.exp)
   s.changed[node] = record
   if request.op == 'release' then drop(s, node, record) end
   save(s, params, now, loaded, free)
-  return OK, record.lid, lease, record.out, before, free, others, many, wait, pause, ends, busy and 1 or 0,
-    s.current, s.previous
+  return OK, record.lease_id, lease, record.leased_out, free_before, free, others, many, wait, report_interval,
+    window_ends_in, oversubscribed and 1 or 0, s.current, s.previous
 end
 
 local replies = {}
 for i = 1, #KEYS do
   local a = 2 + (i - 1) * @PER_KEY@
   local n = numbers(ARGV[a + 4])
-  local request = {op = ARGV[a + 3], needs = ARGV[a + 5], lid = n[1], seq = n[2], ack = n[3], held = n[4],
-    returned = n[5], refund = n[6], debt = n[7], want = n[8], spare = n[9], demand = n[10], ttl = n[11]}
+  local request = {op = ARGV[a + 3], waiting = ARGV[a + 5], lease_id = n[1], seq = n[2], acked_seq = n[3], held = n[4],
+    returned = n[5], refund = n[6], debt = n[7], target = n[8], is_reserve = n[9], demand = n[10], ttl = n[11]}
   local answer = {pcall(sync, KEYS[i], quota_params(ARGV[a]), profile_of(ARGV[a + 1]), ARGV[a + 2], request)}
   local at = (i - 1) * @FIELDS@
   if answer[1] then
@@ -346,7 +349,7 @@ end
 return replies
 """.replace("@FULL_ABOVE@", str(FULL_ABOVE))
     .replace("@SHARE_FACTOR@", str(SHARE_FACTOR))
-    .replace("@BUSY_ABOVE@", str(BUSY_ABOVE))
+    .replace("@OVERSUBSCRIBED_ABOVE@", str(OVERSUBSCRIBED_ABOVE))
     .replace("@DRAINING_ABOVE@", str(DRAINING_ABOVE))
     .replace("@MIN_REPORT_PART@", str(MIN_REPORT_PART))
     .replace("@DRAINING_FACTOR@", str(DRAINING_FACTOR))
@@ -360,9 +363,9 @@ def call(calls: Sequence[LeaseCall], now: int | None = None) -> ScriptCall:
     arguments: list[str | int] = ["" if now is None else now]
     for _, params, profile, request in calls:
         numbers = (*request[2:9], *request[10:])
-        needs = ",".join([f"{count}x{permits}" for count, permits in request.needs])
+        waiting = ",".join([f"{count}x{permits}" for count, permits in request.waiting])
         arguments += [params.text, f"{profile.leased}:{profile.report}:{profile.report_full}", request.node, request.op]
-        arguments += [":".join(map(str, numbers)), needs]
+        arguments += [":".join(map(str, numbers)), waiting]
     return SYNC.call([each.key for each in calls], *arguments)
 
 

@@ -14,7 +14,7 @@ from headgate.algorithms.algorithm import multiply
 from headgate.decision import COMPILED, Decision, LimiterDecision, Units, decision_in
 from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
 from headgate.hybrid.lease import Lease
-from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_room
+from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_free
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.memory import Key, Permits, TryAcquire
@@ -28,12 +28,15 @@ LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True
 
 ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
 
-RECALL_US: Final = 1_000_000  # a denied caller retries after this time if other processes hold what it needs
+RETRY_WHILE_OTHERS_HOLD_US: Final = 1_000_000  # for a denied caller, if other processes hold what it needs
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeaseTable:
-    """Callers' arguments are Any: they are checked here, and compiled code would turn True into 1 before that."""
+    """The leases of one limiter, by key, with the rule and the clock that a decision takes.
+
+    Callers' arguments are Any: they are checked here, and compiled code would turn True into 1 before that.
+    """
 
     def __init__(self, manager: LeaseManager, rule: Rule, on_store_error: str) -> None:
         params = quota_params(rule)
@@ -45,9 +48,9 @@ class LeaseTable:
         self.limit = units.limit
         self.cost = units.cost
         self.rate = units.rate
-        self.room = units.limit * units.cost
+        self.capacity_units = units.limit * units.cost
         self.period = params.period  # microseconds; 0 for a bucket
-        self.counter = params.kind == "counter"
+        self.is_sliding_counter = params.kind == "counter"
         self.refill_queue = manager.refill_queue
         self.read_clock = manager.read_clock
         self.health: BackendHealth = manager.health
@@ -67,14 +70,17 @@ class LeaseTable:
         return decide(self, key, permits, timeout)
 
     def ask_redis(self, op: str, key: str, permits: int, timeout: Any) -> Any:
-        """Have Redis decide, and wait for it. Here None: a driver by hand (simulator, tests) queues its own waiter."""
+        """Have Redis decide, and wait for it.
+
+        The base class returns None; the simulator and tests queue a waiter themselves.
+        """
         return None
 
-    def spend(self, lease: Lease, cost: int, now: int) -> bool:
-        """Spend *cost* units of *lease*, if it has them. A method of this class, so that it is one compiled step."""
-        if now >= lease.expires or lease.balance < cost:
+    def spend(self, lease: Lease, price: int, now: int) -> bool:
+        """Spend *price* units of *lease*, if it has them. A method of this class, so that it is one compiled step."""
+        if now >= lease.expires or lease.balance < price:
             return False
-        lease.balance -= cost
+        lease.balance -= price
         return True
 
     def peek_locally(self, key: str, permits: int) -> Decision | None:
@@ -84,13 +90,13 @@ class LeaseTable:
             if lease is None:
                 return None
             now = self.read_clock()
-            cost = multiply(permits, self.cost)
-            left = lease.balance - cost
+            price = multiply(permits, self.cost)
+            left = lease.balance - price
             if left >= 0 and now < lease.expires and lease.balance > 0:
-                spare = left + lease.free_in_redis
-                return decision_with(self, True, spare, reset_units(self, lease, now, spare), 0)
-            if now < lease.deny_until and can_deny(self, lease, cost):
-                return deny(self, lease, now, cost)
+                units_left = left + lease.free_in_redis
+                return decision_with(self, True, units_left, reset_units(self, lease, now, units_left), 0)
+            if now < lease.deny_until and can_deny(self, lease, price):
+                return deny(self, lease, now, price)
             return None
 
     def refund_locally(self, key: str, permits: int) -> bool:
@@ -100,16 +106,16 @@ class LeaseTable:
             if lease is None:
                 return False
             permits = min(permits, self.limit)
-            cost = multiply(permits, self.cost)
-            spent = lease.counted_balance - lease.balance
-            here = max(min(cost, spent), 0) if self.read_clock() < lease.expires else 0
-            lease.balance += here
-            self.refunded += here
+            price = multiply(permits, self.cost)
+            spent = lease.balance_at_last_count - lease.balance
+            put_back = max(min(price, spent), 0) if self.read_clock() < lease.expires else 0
+            lease.balance += put_back
+            self.refunded += put_back
             lease.deny_until = 0
             # no more than fills the bucket now: some of that may be spent by the time that Redis hears of the refund
-            elsewhere = multiply(lease.others + lease.refund, self.cost)
-            missing = self.room - lease.balance - lease.free_in_redis - elsewhere
-            lease.refund += max(-(-min(cost - here, missing) // self.cost), 0)
+            held_by_others, refunded = multiply(lease.others, self.cost), multiply(lease.refund, self.cost)
+            units_missing = self.capacity_units - lease.balance - lease.free_in_redis - held_by_others - refunded
+            lease.refund += max(-(-min(price - put_back, units_missing) // self.cost), 0)
             return lease.refund == 0
 
     def decide_waiter(self, lease: Lease, reply: LeaseReply, permits: int, allowed: bool, now: int) -> Decision:
@@ -117,35 +123,39 @@ class LeaseTable:
         params = self.params
         total = reply.free + lease.balance
         if allowed:
-            spare = max(total, 0)
-            return decision_with(self, True, spare, reset_units(self, lease, now, spare), 0)
+            units_left = max(total, 0)
+            return decision_with(self, True, units_left, reset_units(self, lease, now, units_left), 0)
         price = permits * params.cost
-        spare = max(min(total, price - 1), 0)
+        units_left = max(min(total, price - 1), 0)
         # no sooner than callers that are denied without a trip are told to retry
-        until = lease.deny_until + lease.deny_extension if price >= lease.deny_from else 0
+        until = lease.deny_until + lease.deny_extra_time if price >= lease.deny_min_units else 0
         wait = -((now - until) // 1000)
         if params.period:
-            wait = max(wait, window_room_in(self, reply, permits, lease.balance // params.cost))
-            lease.note_retry(now, now + wait * 1000, permits > 1)
-            return decision_with(self, False, spare, max(window_left(self, lease, now), wait), wait)
-        missing = max(price - total, wait * params.rate)
-        if permits > 1 and price > params.room - reply.others * params.cost:
-            missing = max(missing, RECALL_US * params.rate)  # no refill is enough: others have to give back first
-        lease.note_retry(now, now + -(-missing // params.rate) * 1000, permits > 1)
-        return decision_with(self, False, spare, max(params.room - spare, missing), missing)
+            wait = max(wait, window_frees_in(self, reply, permits, lease.balance // params.cost))
+            lease.note_promised_retry(now, now + wait * 1000, permits > 1)
+            return decision_with(self, False, units_left, max(window_left(self, lease, now), wait), wait)
+        units_missing = max(price - total, wait * params.rate)
+        if permits > 1 and price > params.capacity_units - reply.others * params.cost:
+            # no refill is enough: other processes have to give permits back first
+            units_missing = max(units_missing, RETRY_WHILE_OTHERS_HOLD_US * params.rate)
+        lease.note_promised_retry(now, now + -(-units_missing // params.rate) * 1000, permits > 1)
+        reset = max(params.capacity_units - units_left, units_missing)
+        return decision_with(self, False, units_left, reset, units_missing)
 
     def decide_peek(self, lease: Lease, reply: LeaseReply, permits: int, now: int) -> Decision:
         """The answer to a peek, or how things stand after a reset."""
         params = self.params
         total = reply.free + (lease.balance if now < lease.expires else 0)
-        spare = max(total, 0)
-        ends = reply.ends + (params.period if params.kind == "counter" else 0)
+        units_left = max(total, 0)
         price = permits * params.cost
-        after = spare - price
+        after = units_left - price
+        reset = params.capacity_units - (after if after >= 0 else units_left)
+        if params.period:
+            reset = reply.window_ends_in + (params.period if self.is_sliding_counter else 0)
         if after >= 0:
-            return decision_with(self, True, after, ends if params.period else params.room - after, 0)
-        wait = window_room_in(self, reply, permits, reply.out) if params.period else price - total
-        return decision_with(self, False, spare, max(ends if params.period else params.room - spare, wait), wait)
+            return decision_with(self, True, after, reset, 0)
+        wait = window_frees_in(self, reply, permits, reply.leased_here) if params.period else price - total
+        return decision_with(self, False, units_left, max(reset, wait), wait)
 
 
 # Functions, because a compiled class with interpreted subclasses calls its own methods through Python.
@@ -153,7 +163,7 @@ class LeaseTable:
 
 def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
     """`LeaseTable.try_acquire`, as a function that compiled code calls directly."""
-    cost = table.cost if permits is ONE else multiply(check_permits(permits, table.limit), table.cost)
+    price = table.cost if permits is ONE else multiply(check_permits(permits, table.limit), table.cost)
     if type(key) is not str:
         key = check_key(key)
     try:
@@ -161,13 +171,13 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
             table.acquire_lock()
         lease = table.leases[key]
         now = table.read_clock()
-        left = lease.balance - cost
+        left = lease.balance - price
         if left >= 0 and now < lease.expires:
             lease.balance = left
             if left <= lease.refill_below:
                 lease.refill_below = -1
                 table.refill_queue.append(lease)
-            used = table.room - left - lease.free_in_redis
+            used = table.capacity_units - left - lease.free_in_redis
             decision = LimiterDecision()
             decision.allowed = True
             decision.degraded = False
@@ -176,12 +186,12 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
             decision._reset = used if table.period == 0 else window_left(table, lease, now)
             decision._retry = 0
             return decision
-        if now < lease.deny_until and can_deny(table, lease, cost):
-            lease.denied += cost
-            return deny(table, lease, now, cost)
-        if table.health.down is not None:
-            table.policy.asked += cost // table.cost
-            return table.policy.take(lease, cost // table.cost, now)
+        if now < lease.deny_until and can_deny(table, lease, price):
+            lease.denied += price
+            return deny(table, lease, now, price)
+        if table.health.outage_error is not None:
+            table.policy.requested += price // table.cost
+            return table.policy.take(lease, price // table.cost, now)
     except KeyError:
         check_key(key)
     finally:
@@ -193,48 +203,51 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
     return table.ask_redis("take", key, int(permits), timeout)
 
 
-def can_deny(table: LeaseTable, lease: Lease, cost: int) -> bool:
-    """Whether a call for *cost* units can be denied here, with a retry time that unreported permits leave true."""
-    if cost < lease.deny_from:
+def can_deny(table: LeaseTable, lease: Lease, price: int) -> bool:
+    """Whether a call for *price* units can be denied here without asking Redis.
+
+    If so, the retry time stays correct once unreported permits are reported.
+    """
+    if price < lease.deny_min_units:
         return False
-    if table.counter:  # held permits, and those of a report under way, would count in the next window
-        if cost == table.cost:
-            return lease.in_flight == 0 or lease.deny_until + lease.deny_extension < lease.window_ends
+    if table.is_sliding_counter:  # held permits, and those of a report under way, would count in the next window
+        if price == table.cost:
+            return lease.in_flight == 0 or lease.deny_until + lease.deny_extra_time < lease.window_ends
         return lease.balance == 0 and lease.in_flight == 0
-    # permits that were spent and not reported leave no room to refill
-    return cost <= table.room - lease.unreported - lease.counted_balance + lease.balance
+    # permits that were spent and not reported cannot have refilled
+    return price <= table.capacity_units - lease.unreported - lease.balance_at_last_count + lease.balance
 
 
-def deny(table: LeaseTable, lease: Lease, now: int, cost: int) -> Decision:
-    """The denial of a call for *cost* units, with a retry time from what is known here."""
-    here = lease.balance if now < lease.expires else 0
-    until = lease.deny_until + lease.deny_extension
+def deny(table: LeaseTable, lease: Lease, now: int, price: int) -> Decision:
+    """The denial of a call for *price* units, with a retry time from what is known here."""
+    usable_here = lease.balance if now < lease.expires else 0
+    until = lease.deny_until + lease.deny_extra_time
     wait = -((now - until) // 1000)  # microseconds, rounded up
     if table.period == 0:
         wait = multiply(wait, table.rate)
-        short = cost - lease.expected_free - here
-        if short > 0:
-            wait += short
-            until += multiply(-(-short // table.rate), 1000)
-    elif table.counter and (cost > table.cost or lease.others == 0):
+        units_short = price - lease.expected_free - usable_here
+        if units_short > 0:
+            wait += units_short
+            until += multiply(-(-units_short // table.rate), 1000)
+    elif table.is_sliding_counter and (price > table.cost or lease.others == 0):
         left = -((now - lease.window_ends_by) // 1000)
         if left > 0:
-            own, permits, elapsed = here // table.cost, cost // table.cost, table.period - left
-            wait = max(wait, time_until_room(table.params, elapsed, lease.current, lease.previous, permits, own))
+            own, permits, elapsed = usable_here // table.cost, price // table.cost, table.period - left
+            wait = max(wait, time_until_free(table.params, elapsed, lease.current, lease.previous, permits, own))
             until = now + multiply(wait, 1000)
-    lease.note_retry(now, until, cost > table.cost)
-    spare = min(here + lease.free_in_redis, cost - 1)
-    return decision_with(table, False, spare, max(reset_units(table, lease, now, spare), wait), wait)
+    lease.note_promised_retry(now, until, price > table.cost)
+    units_left = min(usable_here + lease.free_in_redis, price - 1)
+    return decision_with(table, False, units_left, max(reset_units(table, lease, now, units_left), wait), wait)
 
 
-def decision_with(table: LeaseTable, allowed: bool, spare: int, reset: int, retry: int) -> Decision:
-    """A decision that leaves *spare* units; *reset* and *retry* as in `reset_units`."""
-    return decision_in(table.units, allowed, table.room - spare, reset, retry)
+def decision_with(table: LeaseTable, allowed: bool, units_left: int, reset: int, retry: int) -> Decision:
+    """A decision that leaves *units_left* units; *reset* and *retry* as in `reset_units`."""
+    return decision_in(table.units, allowed, table.capacity_units - units_left, reset, retry)
 
 
-def reset_units(table: LeaseTable, lease: Lease, now: int, spare: int) -> int:
+def reset_units(table: LeaseTable, lease: Lease, now: int, units_left: int) -> int:
     """The decision's time until the key is as good as new: units of a bucket, microseconds of a window."""
-    return table.room - spare if table.period == 0 else window_left(table, lease, now)
+    return table.capacity_units - units_left if table.period == 0 else window_left(table, lease, now)
 
 
 def window_left(table: LeaseTable, lease: Lease, now: int) -> int:
@@ -242,15 +255,15 @@ def window_left(table: LeaseTable, lease: Lease, now: int) -> int:
     left = -((now - lease.window_ends_by) // 1000)
     if left < 0:
         left = 0
-    return left + table.period if table.counter else left
+    return left + table.period if table.is_sliding_counter else left
 
 
-def window_room_in(table: LeaseTable, reply: LeaseReply, permits: int, own: int) -> int:
-    """Microseconds until a window has room for *permits*, if no process spends any or gives any back."""
+def window_frees_in(table: LeaseTable, reply: LeaseReply, permits: int, own: int) -> int:
+    """Microseconds until a window has *permits* free, if no process spends any or gives any back."""
     if table.params.kind == "fixed":
-        return reply.ends
-    elapsed = table.params.period - reply.ends
-    return time_until_room(table.params, elapsed, reply.current, reply.previous, permits, own)
+        return reply.window_ends_in
+    elapsed = table.params.period - reply.window_ends_in
+    return time_until_free(table.params, elapsed, reply.current, reply.previous, permits, own)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -27,7 +27,7 @@ TIMEOUT = SECOND // 4
 
 
 class Process:
-    """One process of the fleet: its manager, its limiter, and a driver made of events."""
+    """One process of the fleet: its manager, its limiter, and a background task made of events."""
 
     def __init__(self, fleet: Fleet, number: int) -> None:
         scenario = fleet.scenario
@@ -51,14 +51,14 @@ class Process:
         waiter = LeaseWaiter("take", 1, lambda: None)
         waiter.wake = partial(self._record_answer, waiter)
         if not self.limiter.queue_waiter("k", waiter, self.fleet.now) and not self.under_way:
-            self.drive()
+            self.run_background()
 
     def _record_answer(self, waiter: LeaseWaiter) -> None:
         if waiter.result:
             self.fleet.recorder.admissions.append(self.fleet.decided_at or self.fleet.now)
 
-    def drive(self) -> None:
-        """What a driver does when it wakes up."""
+    def run_background(self) -> None:
+        """What the background task does when it wakes up."""
         if self.under_way or self.dead:
             return
         items = self.manager.gather(self.fleet.now)
@@ -66,12 +66,12 @@ class Process:
             self.under_way = True
             self.fleet.send(self, items)
             return
-        pause = self.manager.pause(self.fleet.now)
-        if pause is not None:
-            at = self.fleet.now + max(int(pause * SECOND), 1)
+        seconds = self.manager.seconds_until_work(self.fleet.now)
+        if seconds is not None:
+            at = self.fleet.now + max(int(seconds * SECOND), 1)
             if not self.fleet.now < self.wakes_at <= at:
                 self.wakes_at = at
-                self.fleet.schedule(at, self.drive)
+                self.fleet.schedule(at, self.run_background)
 
     def end_trip(self, items: Sequence[SyncItem], replies: list[LeaseReply] | None, decided_at: int) -> None:
         """Take in the replies; None: they were lost."""
@@ -84,7 +84,7 @@ class Process:
         else:
             self.manager.deliver(self.fleet.now, items, replies)
         self.fleet.decided_at = 0
-        self.drive()
+        self.run_background()
 
 
 class Fleet:
@@ -127,9 +127,9 @@ class Fleet:
         self.trips += 1
         self.syncs += len(items)
         params, profile = process.limiter.params, process.limiter.profile
-        before = self.ledger.out
+        before = self.ledger.leased_out
         replies = [self.ledger.sync(self.now // 1000, params, profile, item.request) for item in items]
-        assert self.ledger.out <= params.limit, f"{self.ledger.out} were leased, {before} before"
+        assert self.ledger.leased_out <= params.limit, f"{self.ledger.leased_out} were leased, {before} before"
         if lost:
             self.schedule(sent_at + TIMEOUT, process.end_trip, items, None, 0)
             return

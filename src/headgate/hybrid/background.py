@@ -1,8 +1,9 @@
-"""What drives a `LeaseManager`: a thread, or a task of an event loop. One call of the script has all that is due.
+"""The thread, or the task of an event loop, that makes the round trips of a `LeaseManager`; and what happens at exit.
 
-A driver starts with the first caller that waits and ends when no leases are left, so that a limiter that is collected
-leaves nothing running. The servers of a Cluster are asked at the same time, so that a server that does not answer
-delays only the keys that it has; this takes an event loop, which the thread then runs.
+One call of the script has all that is due. The thread or task starts with the first caller that waits and ends when no
+leases are left, so that a limiter that is collected leaves nothing running. The servers of a Cluster are asked at the
+same time, so that a server that does not answer delays only the keys that it has; this takes an event loop, which the
+thread then runs.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from headgate.hybrid.protocol import LeaseReply
 from headgate.stores.base import LeaseCall, LeaseStore
 
 RELEASE_TIMEOUT = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
-LINGER = 1.0  # seconds that a driver without work waits for a caller before it ends
+LINGER = 1.0  # seconds that a thread or task without work waits for a caller before it ends
 SUSPENDED = 500_000_000  # nanoseconds: a machine that was suspended for longer has lost its leases
 CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; other systems cannot tell
 
 
 class StoreLeaseManager(LeaseManager):
-    """A `LeaseManager` that talks to a store; the subclasses have the thread or the task that drives it."""
+    """A `LeaseManager` that talks to a store; the subclasses have the thread or the task that runs it."""
 
     def __init__(self, store: LeaseStore) -> None:
         clock = store.clock
@@ -72,14 +73,14 @@ class StoreLeaseManager(LeaseManager):
         self.fail(self.read_clock(), items, reason if isinstance(reason, Exception) else RuntimeError(repr(reason)))
 
     def may_end(self) -> bool:
-        """Whether a driver without work can end: no caller has woken it meanwhile."""
+        """Whether a thread or task without work can end: no caller has woken it meanwhile."""
         raise NotImplementedError
 
     def clear_wake(self) -> None:
         raise NotImplementedError
 
-    async def drive_in_loop(self, wake: asyncio.Event) -> None:
-        """Drive the manager in the running event loop until there is nothing to do."""
+    async def run_in_loop(self, wake: asyncio.Event) -> None:
+        """Make the round trips in the running event loop until there is nothing to do."""
         loop, trips = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
         def end_trip(items: Sequence[SyncItem], trip: asyncio.Task[None]) -> None:
@@ -87,7 +88,7 @@ class StoreLeaseManager(LeaseManager):
             error = asyncio.CancelledError() if trip.cancelled() else trip.exception()
             if error:  # here, and not in the trip: a task that is cancelled before it begins runs no code of its own
                 self.fail_now(items, error)
-            self.busy = bool(trips)
+            self.trip_under_way = bool(trips)
             wake.set()
 
         try:
@@ -101,9 +102,9 @@ class StoreLeaseManager(LeaseManager):
                 if items:
                     await (asyncio.sleep(0) if self.health.partitioned else asyncio.wait(trips))
                     continue
-                pause = self.pause(self.read_clock())
-                await self.clock.wait_async(wake, LINGER if pause is None else pause)
-                if pause is None and not trips and self.may_end():
+                seconds = self.seconds_until_work(self.read_clock())
+                await self.clock.wait_async(wake, LINGER if seconds is None else seconds)
+                if seconds is None and not trips and self.may_end():
                     return
         finally:
             for trip in trips:
@@ -116,7 +117,7 @@ class StoreLeaseManager(LeaseManager):
 
 
 class ThreadLeaseManager(StoreLeaseManager):
-    """Driven by a thread, which starts when the first caller waits."""
+    """Run by a thread, which starts when the first caller waits."""
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__(store)
@@ -128,14 +129,14 @@ class ThreadLeaseManager(StoreLeaseManager):
         self._starting = threading.RLock()  # reentrant, for a signal handler that comes in between
         self._thread: threading.Thread | None = None
         self.cannot_start: RuntimeError | None = None  # why no thread could be started
-        self._starters: set[int] = set()  # threads that are starting the driver: a signal handler there cannot wait
+        self._starters: set[int] = set()  # threads that are starting `_thread`: a signal handler there cannot wait
         self._wake_loop: Callable[[], object] | None = None
 
     def after_fork(self) -> None:
         super().after_fork()
         self._reset_thread()
 
-    def wake_driver(self) -> None:
+    def wake_background(self) -> None:
         self.wake.set()
         wake_loop = self._wake_loop
         if wake_loop is not None:
@@ -157,15 +158,15 @@ class ThreadLeaseManager(StoreLeaseManager):
         finally:
             self._starters.discard(own)
 
-    def in_step(self) -> bool:
-        return threading.get_ident() in self._starters or super().in_step()
+    def called_from_signal_handler(self) -> bool:
+        return threading.get_ident() in self._starters or super().called_from_signal_handler()
 
     def wait_until_released(self, limiter: LimiterLeases, timeout: float) -> None:
         """Wait until Redis has taken back all leases that *limiter* released, *timeout* seconds at most."""
         until = monotonic() + timeout
         while limiter.is_releasing() and monotonic() < until:
             self.send_at_once(self.read_clock())
-            self.wake_driver()
+            self.wake_background()
             if self.cannot_start:
                 return
             time.sleep(0.001)  # looked up now: gevent may have replaced it
@@ -174,16 +175,16 @@ class ThreadLeaseManager(StoreLeaseManager):
         _release_at_exit()
         try:
             if self.health.partitioned:
-                asyncio.run(self._drive_in_own_loop())
+                asyncio.run(self._run_in_own_loop())
             else:
-                self._drive()
+                self._run_in_thread()
         except BaseException as error:  # a bug, or the interpreter ends: no caller may be left waiting
             self._thread = None
-            self.busy = False
-            self.fail(self.read_clock(), (), RuntimeError(f"the driver ended: {error!r}"))
+            self.trip_under_way = False
+            self.fail(self.read_clock(), (), RuntimeError(f"the background thread ended: {error!r}"))
             raise
 
-    def _drive(self) -> None:
+    def _run_in_thread(self) -> None:
         while self._thread is threading.current_thread():  # else another thread has taken over
             self.wake.clear()
             items = self.gather_now()
@@ -196,18 +197,18 @@ class ThreadLeaseManager(StoreLeaseManager):
                     self.fail_now(items, error)
                     if not isinstance(error, StoreUnavailable):
                         raise
-                self.busy = False
+                self.trip_under_way = False
                 continue
-            pause = self.pause(self.read_clock())
-            self.clock.wait(self.wake, LINGER if pause is None else pause)
-            if pause is None and self.may_end():
+            seconds = self.seconds_until_work(self.read_clock())
+            self.clock.wait(self.wake, LINGER if seconds is None else seconds)
+            if seconds is None and self.may_end():
                 return
 
-    async def _drive_in_own_loop(self) -> None:
+    async def _run_in_own_loop(self) -> None:
         loop, self._loop_wake = asyncio.get_running_loop(), asyncio.Event()
         self._wake_loop = partial(loop.call_soon_threadsafe, self._loop_wake.set)
         try:
-            await self.drive_in_loop(self._loop_wake)
+            await self.run_in_loop(self._loop_wake)
         finally:
             await self.ledgers.close_loop()
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -232,22 +233,22 @@ class ThreadLeaseManager(StoreLeaseManager):
 
 
 class LoopLeaseManager(StoreLeaseManager):
-    """Driven by a task of one event loop."""
+    """Run by a task of one event loop."""
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__(store)
         self.loop = asyncio.get_running_loop()
         self.wake = asyncio.Event()
-        self._called = False  # `wake` alone does not tell: it is also set at the end of a pause
+        self._called = False  # `wake` alone does not tell: it is also set at the end of a trip
         self._task: asyncio.Task[None] | None = None
         self._end = at_loop_end(partial(_release_in_ending_loop, weakref.ref(self)))
         _LOOPS.add(self)
 
-    def wake_driver(self) -> None:
+    def wake_background(self) -> None:
         self._called = True
         self.wake.set()
         if self._task is None or self._task.done():
-            self._task = self.loop.create_task(self.drive_in_loop(self.wake), name="headgate-hybrid")
+            self._task = self.loop.create_task(self.run_in_loop(self.wake), name="headgate-hybrid")
 
     def clear_wake(self) -> None:
         self._called = False
@@ -262,7 +263,7 @@ class LoopLeaseManager(StoreLeaseManager):
             async with asyncio.timeout(timeout):
                 while limiter.is_releasing():
                     self.send_at_once(self.read_clock())
-                    self.wake_driver()
+                    self.wake_background()
                     await asyncio.sleep(0.001)
 
     def release_without_loop(self, until: float) -> None:
@@ -330,7 +331,7 @@ def _release_everything() -> None:
                 loop_manager.release_without_loop(until)
     for each in [*_THREADS, *_LOOPS]:
         with each.lock:
-            if each.health.down is not None:
+            if each.health.outage_error is not None:
                 each.releases.discard_all()  # which logs what is lost
 
 
