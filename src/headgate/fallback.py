@@ -29,7 +29,7 @@ MAX_DEBTS = 100_000  # keys whose debts are kept during an outage
 
 
 class Fallback:
-    """What one `Limiter` answers while its store cannot. Thread-safe. For `HybridLimiter`: `FallbackPolicy`.
+    """What one `Limiter` answers while its store cannot. Thread-safe. `HybridLimiter` has its own: `FallbackPolicy`.
 
     The store's circuit breaker logs when the store stops answering and when it is back. A store that answers with an
     error (out of memory, read-only, no permission) is logged here, once until it decides again, and at most once a

@@ -100,7 +100,7 @@ MUTANTS = [
         "        self.leased_out -= record.leased_out - held if request.lease_id else 0\n",
     ),
     Mutant("a lease is cut short", "ledger.py", "max(exp, record.exp) if held else exp", "exp", LEASE),
-    Mutant("a lease is not counted as out", "ledger.py", "        self.leased_out += lease\n", "        self.leased_out += 0\n"),
+    Mutant("a lease is not counted as out", "ledger.py", "        self.leased_out += granted\n", "        self.leased_out += 0\n"),
     Mutant("what waits is served for nothing", "ledger.py", "            free -= many * permits * params.cost\n", "            pass\n"),
     Mutant(
         "a lease outlives its time here",
@@ -175,7 +175,7 @@ MUTANTS = [
     Mutant("a reset in an outage keeps the debt", "limiter_leases.py", "            lease.forgive_debt()\n", "            pass\n", HABITS),
     Mutant("the debt of a released lease is forgotten", "schedule.py", "has_news = (lease.lease_id and lease.has_news()) or lease.debt or lease.refund", "has_news = lease.lease_id and lease.has_news()", HABITS),
     Mutant("a refund waits for the next report", "limiter_leases.py", "            if not self.refund_locally(key, permits):\n                lease.due = now\n", "            if not self.refund_locally(key, permits):\n", HABITS),
-    Mutant("a limiter has a health of its own", "table.py", "        self.health: BackendHealth = manager.health\n", "        self.health: BackendHealth = BackendHealth(manager.health.dice, False)\n", HABITS),
+    Mutant("a limiter has a health of its own", "table.py", "        self.health: BackendHealth = manager.health\n", "        self.health: BackendHealth = BackendHealth(manager.health.rng, False)\n", HABITS),
     Mutant("a new key thinks it is alone", "limiter_leases.py", "                lease.nodes = self.manager.nodes_seen\n", "", HABITS),
     Mutant("the latest goes first", "limiter_leases.py", "(lease.debt > 0, lease.last_call_at)", "(lease.debt > 0, -lease.last_call_at)", HABITS),
     Mutant("debts go first", "limiter_leases.py", "(lease.debt > 0, lease.last_call_at)", "lease.last_call_at", HABITS),

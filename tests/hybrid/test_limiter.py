@@ -157,7 +157,7 @@ def test_refund_before_close(redis_server: Server) -> None:
         assert limiter.try_acquire("k", 30)
     limiter = HybridLimiter(SLOW, store=redis_server.patient_url)
     manager = limiter._backend.manager
-    with manager.lock:  # the driver stands still
+    with manager.lock:  # the background thread stands still
         limiter.refund("k", 10)
         limiter._backend.release_all()
     limiter.close()
@@ -352,11 +352,11 @@ def test_collected_limiter(redis_server: Server) -> None:
     limiter = HybridLimiter("1000/day", store=redis_server.patient_url)
     while limiter.stats().held < 2:
         assert limiter.try_acquire("k")
-    driver = weakref.ref(limiter._backend.manager)
+    manager = weakref.ref(limiter._backend.manager)
     del limiter
     gc.collect()
     until(lambda: out(redis_server) == 0)
-    until(gone, driver)
+    until(gone, manager)
 
 
 def test_accuracy_in_capitals(redis_server: Server) -> None:
@@ -389,11 +389,11 @@ def test_thread_ends_in_outage(closed: bool) -> None:
     """The thread ends during an outage once its limiter is closed or collected."""
     limiter = HybridLimiter("5/second", store="redis://127.0.0.1:1", on_store_error="allow")
     assert limiter.try_acquire("k").degraded
-    driver = weakref.ref(limiter._backend.manager)
+    manager = weakref.ref(limiter._backend.manager)
     if closed:
         limiter.close()
     del limiter
-    until(gone, driver)
+    until(gone, manager)
 
 
 def test_fork(redis_server: Server) -> None:

@@ -344,8 +344,8 @@ def test_one_batch_per_lease() -> None:
     assert all(waiter.result is not None and waiter.result.allowed for waiter in (first, second, other))
 
 
-def test_driver_may_end() -> None:
-    """A driver may end in an outage once no limiter holds leases."""
+def test_background_may_end() -> None:
+    """The background thread may end in an outage once no limiter holds leases."""
     harness = ManagerHarness(max_keys=10, policy="allow")
     harness.manager.fail(harness.now, (), OSError("away"))
     harness.wait("x")
@@ -353,4 +353,4 @@ def test_driver_may_end() -> None:
     for _ in range(10):
         harness.manager.fail(harness.now, harness.gather(), OSError("away"))
         harness.now += 2 * SECOND
-    assert harness.manager.seconds_until_work(harness.now) is None, "a driver may end"
+    assert harness.manager.seconds_until_work(harness.now) is None, "it may end"

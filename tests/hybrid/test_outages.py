@@ -47,17 +47,17 @@ def warm(limiter: HybridLimiter, clock: ManualClock, held: int) -> None:
 
 
 def pass_time(limiter: HybridLimiter, clock: WatchedClock, seconds: float) -> None:
-    """Let time pass in small steps, and the driver look for work after each."""
+    """Let time pass in small steps, and the background threads look for work after each."""
     for _ in range(round(seconds / 0.05)):
         clock.advance(0.05)
         until(looked_around, clock, limiter)
 
 
 def looked_around(clock: WatchedClock, *limiters: HybridLimiter) -> bool:
-    """Whether the drivers of *limiters* have done what there is to do now, and sleep; each has its own store."""
-    drivers = [limiter._backend.manager for limiter in limiters]
-    awake = any(driver.wake.is_set() for driver in drivers)
-    return not awake and clock.sleeping >= sum(driver._thread is not None for driver in drivers)
+    """Whether the background threads of *limiters* have nothing to do now, and sleep; each has its own store."""
+    managers = [limiter._backend.manager for limiter in limiters]
+    awake = any(manager.wake.is_set() for manager in managers)
+    return not awake and clock.sleeping >= sum(manager._thread is not None for manager in managers)
 
 
 def test_lease_in_outage(store: CutStore, clock: WatchedClock) -> None:

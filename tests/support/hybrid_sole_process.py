@@ -17,7 +17,7 @@ from headgate.rule import Rule
 
 
 class SoleProcess:
-    """Its driver looks for work every 10 ms, and when a caller waits; trips take up to 4 ms.
+    """Its background task looks for work every 10 ms, and when a caller waits; trips take up to 4 ms.
 
     *stalls*: on a machine that is too busy, one of eight takes longer, there or back: up to half a second.
     """
@@ -62,7 +62,7 @@ class SoleProcess:
         waiter = LeaseWaiter("take", permits, lambda: None)
         self.limiter.queue_waiter("k", waiter, self.now)
         if not self.manager.trip_under_way:
-            self._next = self.now  # the driver is woken
+            self._next = self.now  # the background task is woken
         return waiter
 
     def sleep(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class SoleProcess:
         self.now = until
 
     def _step(self) -> None:
-        """What happens next: the driver looks around, its report arrives, or the reply is back."""
+        """What happens next: the background task looks for work, its report arrives, or the reply is back."""
         self.now = max(self.now, self._next)
         if self._replies:
             self.manager.deliver(self.now, self._items, self._replies)
@@ -90,7 +90,7 @@ class SoleProcess:
             self._next = self.now + self._pause()
 
     def _pause(self) -> int:
-        """Until the driver looks around and sees something."""
+        """Until the background task looks for work and sees something."""
         seconds = self.manager.seconds_until_work(self.now)
         if seconds is None:
             return 1000 * SECOND

@@ -34,7 +34,7 @@ class BackendHealth:
     `outage_error` stays None, and each lease has its own `blocked_until`.
     """
 
-    def __init__(self, dice: random.Random, partitioned: bool) -> None:
+    def __init__(self, rng: random.Random, partitioned: bool) -> None:
         self.partitioned = partitioned
         self.outage_error: Exception | None = None  # why Redis is not asked; None while it answers
         self.last_error: Exception | None = None
@@ -43,7 +43,7 @@ class BackendHealth:
         self.failures_in_row = 0
         self.outages = 0
         self.retry_at = 0
-        self.dice = dice
+        self.rng = rng
         self.failed_at = 0
         self.retry_after = FIRST_RETRY
 
@@ -67,18 +67,18 @@ class BackendHealth:
         self.failed_at = now
         if not self.partitioned:  # else each server has a breaker, which fails at once while that server is down
             self.outage_error = error
-            self.retry_at = now + int(self.retry_after * self.dice.uniform(0.8, 1.2))
+            self.retry_at = now + int(self.retry_after * self.rng.uniform(0.8, 1.2))
             self.retry_after = min(2 * self.retry_after, LAST_RETRY)
 
-    def long_down(self) -> bool:
+    def is_long_outage(self) -> bool:
         """Whether Redis has failed so often that the retries have reached their longest interval."""
         return self.outage_error is not None and self.retry_after >= LAST_RETRY
 
 
 class FallbackPolicy:
-    """What one `HybridLimiter` answers while Redis cannot be asked. It starts from the lease that the process holds.
+    """What one `HybridLimiter` answers while Redis cannot be asked: from the lease, which has seen the other processes.
 
-    `headgate.fallback.Fallback` is the same for `Limiter`, which holds no lease: it keeps a whole limiter in memory.
+    `headgate.fallback.Fallback` does this for `Limiter`, which has no leases: there a limiter in memory decides.
     """
 
     def __init__(self, policy: str, name: str, quota: Quota, health: BackendHealth) -> None:
@@ -87,7 +87,7 @@ class FallbackPolicy:
         self.health = health
         self.units = Units(quota.capacity, 1, 1)
         self.capacity = quota.capacity
-        self.permit = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds in which one permit refills
+        self.permit_time = max(quota.period_us * 1000 // quota.limit, 1)  # nanoseconds in which one permit refills
         self.answers = 0
         self.requested = 0  # permits of calls that the policy answered without a wait for Redis
 
@@ -121,7 +121,7 @@ class FallbackPolicy:
     def _share(self, lease: Lease, permits: int, now: int) -> Decision:
         """Decide with a bucket of 1/nodes of the rate and of the capacity, but of one permit at least."""
         refill_time = self._refill_time(lease)
-        share_size = max(multiply(self.permit, self.capacity), refill_time)
+        share_size = max(multiply(self.permit_time, self.capacity), refill_time)
         if lease.share_full_at == 0:
             first = 0 if lease.expires else share_size if self.health.never_answered else refill_time
             lease.share_full_at = now + share_size - first
@@ -138,4 +138,4 @@ class FallbackPolicy:
 
     def _refill_time(self, lease: Lease) -> int:
         """Nanoseconds in which one permit refills in this process's share."""
-        return multiply(self.permit, max(lease.nodes, 1))
+        return multiply(self.permit_time, max(lease.nodes, 1))

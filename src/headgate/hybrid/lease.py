@@ -41,7 +41,7 @@ DENY_UNASKED: Final = 2 * SECOND  # then Redis is asked before a denial goes on:
 
 
 class Lease:
-    """Amounts are units of the quota: *cost* units are one permit."""
+    """What a process holds of one key, and what it knows of it. Amounts are units: *cost* units are one permit."""
 
     __slots__ = (
         "acked_seq",
@@ -93,7 +93,7 @@ class Lease:
 
     def __init__(self, key: str, acked_seq: int, now: int, owner: Any = None) -> None:
         self.key = key
-        self.owner: Any = owner  # the LimiterLeases that it belongs to
+        self.owner: Any = owner  # the `LimiterLeases` that it belongs to (Any: tests have none)
         # what callers read and change
         self.balance = 0
         self.expires = 0
@@ -115,9 +115,9 @@ class Lease:
         self.known_until = 0  # until then the ledger may still know the lease, and can be told what became of it
         self.acked_seq = acked_seq
         self.in_flight = 0  # the number of the report under way, 0 for none
-        self.returned = 0
-        self.refund = 0
-        self.debt = 0
+        self.returned = 0  # permits given back, ever
+        self.refund = 0  # permits that callers gave back after they were reported as spent
+        self.debt = 0  # permits granted while Redis could not be asked
         self.debt_in_doubt = 0  # the part of the debt that was reported and may be charged: no reply has come
         self.sent_at = 0
         # demand, and what follows from it
@@ -133,9 +133,7 @@ class Lease:
         self.others = 0  # permits leased to other processes, at the last reply
         self.nodes = 1  # processes at the key, this one included, at the last reply
         self.due = 0  # the time of the next report or idle check
-        self.idle_check_at = (
-            0  # equal to `due` if that is an idle check: whether callers still come; 0: none is planned
-        )
+        self.idle_check_at = 0  # equal to `due` if that is an idle check (do callers still come?); 0: none is planned
         self.report_at = 0  # when to report, if every idle check until then finds callers
         self.units_requested_at_last_check = 0  # since the last report, as of the last idle check
         self.idle_after = IDLE_AFTER  # without a caller for so long the lease is idle

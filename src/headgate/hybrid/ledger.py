@@ -89,9 +89,9 @@ class Ledger:
         window_ends_in = params.period - now % params.period if params.period else 0
         record = self.nodes.get(request.node)
         if request.op == "peek":
-            own, many = record.leased_out if record else 0, len(self.nodes)
+            own, node_count = record.leased_out if record else 0, len(self.nodes)
             return LeaseReply(
-                OK, 0, 0, own, free, free, self.leased_out - own, many, 0, 0, window_ends_in, 0,
+                OK, 0, 0, own, free, free, self.leased_out - own, node_count, 0, 0, window_ends_in, 0,
                 self.current, self.previous,
             )  # fmt: skip
 
@@ -140,12 +140,12 @@ class Ledger:
                 refused = max(refused, permits)
 
         self.demand += request.demand - record.demand
-        many = len(self.nodes)
+        node_count = len(self.nodes)
         oversubscribed = self.demand * 1000 > params.speed * OVERSUBSCRIBED_ABOVE
-        lease, full, rationed = self._lease(params, profile, request, held, free, many, refused)
-        free -= lease * params.cost
-        self.leased_out += lease
-        others = self.leased_out - held - lease
+        granted, full, rationed = self._grant(params, profile, request, held, free, node_count, refused)
+        free -= granted * params.cost
+        self.leased_out += granted
+        others = self.leased_out - held - granted
         report_interval = self._report_interval(params, profile, full, oversubscribed, free)
         wait = 0
         if free < params.cost:
@@ -154,14 +154,14 @@ class Ledger:
             wait = report_interval  # more is free, but other nodes ask for most of it
 
         record.seq = request.seq
-        record.leased_out = held + lease
+        record.leased_out = held + granted
         exp = now + request.ttl
         if params.period:
             exp = min(exp, now - now % params.period + params.period)
         record.exp = max(exp, record.exp) if held else exp  # the holder might never hear that its lease was cut short
         record.demand = request.demand
         record.returned = request.returned
-        record.granted = lease
+        record.granted = granted
         record.debt += debt
         self.exp = min(self.exp, record.exp)
         if request.op == "release":
@@ -169,8 +169,8 @@ class Ledger:
             del self.nodes[request.node]
         self._save(now, loaded, free)
         return LeaseReply(
-            OK, record.lease_id, lease, record.leased_out, free_before, free, others, many, wait, report_interval,
-            window_ends_in, int(oversubscribed), self.current, self.previous,
+            OK, record.lease_id, granted, record.leased_out, free_before, free, others, node_count, wait,
+            report_interval, window_ends_in, int(oversubscribed), self.current, self.previous,
         )  # fmt: skip
 
     def _open(self, time: int, params: QuotaParams) -> int:
@@ -238,14 +238,14 @@ class Ledger:
         assert params
         return max(self.leased_out - self.current, 0) * params.cost if params.period else 0
 
-    def _lease(
+    def _grant(
         self,
         params: QuotaParams,
         profile: AccuracyProfile,
         request: LeaseRequest,
         held: int,
         free: int,
-        many: int,
+        node_count: int,
         refused: int,
     ) -> tuple[int, bool, bool]:
         """Permits to grant, whether the bucket is full, and whether the grant was cut for the sake of other nodes."""
@@ -256,14 +256,14 @@ class Ledger:
         if request.op != "sync" or request.target <= held or leasable < 1:
             return 0, full, False
         if request.is_reserve:
-            plenty = full and many * 1000 <= profile.report_full * params.limit
+            plenty = full and node_count * 1000 <= profile.report_full * params.limit
             return (min(request.target - held, free_permits, leasable) if plenty else 0), full, False
-        part = request.demand / self.demand if self.demand > 0 else 1 / many
+        part = request.demand / self.demand if self.demand > 0 else 1 / node_count
         most = profile.leased * params.limit / 1000
-        cap = most * max(part, 1 / many) - held
+        cap = most * max(part, 1 / node_count) - held
         fair = max(1, ceil(free_permits * min(1, SHARE_FACTOR * part)))
-        lease = max(floor(min(request.target - held, cap, fair, free_permits, most - self.leased_out, leasable)), 0)
-        return lease, full, fair <= lease < request.target - held
+        granted = max(floor(min(request.target - held, cap, fair, free_permits, most - self.leased_out, leasable)), 0)
+        return granted, full, fair <= granted < request.target - held
 
     def _report_interval(
         self, params: QuotaParams, profile: AccuracyProfile, full: bool, oversubscribed: bool, free: int

@@ -2,9 +2,8 @@
 
 A thread or a task (`background.py`) or the simulator repeats: `gather` the requests that are due, send them to Redis,
 `deliver` the replies or `fail`, then sleep for `seconds_until_work`. A caller that a lease cannot serve queues a waiter
-and wakes that thread or task.
-One batch is under way at a time; in a Cluster, where a batch goes to one server, several are, and a lease is in one
-of them at most.
+and wakes that thread or task. One batch is under way at a time; in a Cluster, where a batch goes to one server, several
+are, and a lease is in one of them at most.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class LeaseManager:
     """The leases of one process, or of one event loop, for all limiters on one store."""
 
     def __init__(
-        self, read_clock: Callable[[], int] = monotonic_ns, dice: random.Random | None = None, partitioned: bool = False
+        self, read_clock: Callable[[], int] = monotonic_ns, rng: random.Random | None = None, partitioned: bool = False
     ) -> None:
         self.read_clock = read_clock  # nanoseconds
         self.lock = threading.RLock()
-        self.health = BackendHealth(dice or random.Random(), partitioned)
+        self.health = BackendHealth(rng or random.Random(), partitioned)
         self.schedule = DueSchedule()
         self.releases = ReleaseQueue()
         self.refill_queue: deque[Lease] = deque()  # leases whose balance callers have drawn low
@@ -186,7 +185,7 @@ class LeaseManager:
         with self.lock:
             health = self.health
             used = any(limiter.leases for limiter in self.active)
-            if not used and (self.releases.all_blocked(now) if health.partitioned else health.long_down()):
+            if not used and (self.releases.all_blocked(now) if health.partitioned else health.is_long_outage()):
                 self.releases.discard_all()  # not worth the wait
             if health.outage_error is not None:
                 until = max(health.retry_at, now + TICK) if used or self.releases else None
@@ -238,9 +237,8 @@ class LeaseManager:
                 schedule.add(lease)
             elif lease in picked or lease.in_flight:
                 continue
-            elif (
-                self.health.outage_error is not None
-            ):  # one lease, whatever it has to report, probes whether Redis is back
+            elif self.health.outage_error is not None:
+                # one lease, whatever it has to report, probes whether Redis is back
                 if len(picked) < most:
                     picked[lease] = "sync"
                 else:

@@ -193,7 +193,7 @@ local function overhang(s, params)
   return params.windowed and max(s.leased_out - s.current, 0) * params.cost or 0
 end
 
-local function lease_of(s, params, profile, request, held, free, refused)
+local function grant_of(s, params, profile, request, held, free, refused)
   local full = (free + s.leased_out * params.cost) / params.capacity_units > @FULL_ABOVE@
   local free_permits = max(floor(free / params.cost), 0)
   local leasable = (params.kind ~= 'counter' or refused == 0) and params.limit - refused - s.leased_out or 0
@@ -206,8 +206,8 @@ local function lease_of(s, params, profile, request, held, free, refused)
   local most = profile.leased * params.limit / 1000
   local cap = most * max(part, 1 / s.nodes) - held
   local fair = max(1, ceil(free_permits * min(1, @SHARE_FACTOR@ * part)))
-  local lease = max(floor(min(request.target - held, cap, fair, free_permits, most - s.leased_out, leasable)), 0)
-  return lease, full, fair <= lease and lease < request.target - held
+  local granted = max(floor(min(request.target - held, cap, fair, free_permits, most - s.leased_out, leasable)), 0)
+  return granted, full, fair <= granted and granted < request.target - held
 end
 
 local function report_interval_of(s, params, profile, full, oversubscribed, free)
@@ -300,12 +300,12 @@ local function sync(key, params, profile, node, request)
   end
 
   s.demand = s.demand + request.demand - record.demand
-  local many = s.nodes
+  local node_count = s.nodes
   local oversubscribed = s.demand * 1000 > params.speed * @OVERSUBSCRIBED_ABOVE@
-  local lease, full, rationed = lease_of(s, params, profile, request, held, free, refused)
-  free = free - lease * params.cost
-  s.leased_out = s.leased_out + lease
-  local others = s.leased_out - held - lease
+  local granted, full, rationed = grant_of(s, params, profile, request, held, free, refused)
+  free = free - granted * params.cost
+  s.leased_out = s.leased_out + granted
+  local others = s.leased_out - held - granted
   local report_interval = report_interval_of(s, params, profile, full, oversubscribed, free)
   local wait = 0
   if free < params.cost then
@@ -315,19 +315,19 @@ local function sync(key, params, profile, node, request)
   end
 
   record.seq = request.seq
-  record.leased_out = held + lease
+  record.leased_out = held + granted
   local exp = now + request.ttl
   if params.windowed then exp = min(exp, now - now % params.period + params.period) end
   record.exp = held > 0 and max(exp, record.exp) or exp
   record.demand = request.demand
   record.returned = request.returned
-  record.granted = lease
+  record.granted = granted
   record.debt = record.debt + debt
   s.exp = min(s.exp, record.exp)
   s.changed[node] = record
   if request.op == 'release' then drop(s, node, record) end
   save(s, params, now, loaded, free)
-  return OK, record.lease_id, lease, record.leased_out, free_before, free, others, many, wait, report_interval,
+  return OK, record.lease_id, granted, record.leased_out, free_before, free, others, node_count, wait, report_interval,
     window_ends_in, oversubscribed and 1 or 0, s.current, s.previous
 end
 
