@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant("a refund of any amount is told", "table.py", "max(-(-min(price - put_back, units_missing) // self.cost), 0)", "(price - put_back) // self.cost", TABLE),
     Mutant("a refund leaves the refusal", "table.py", "            lease.deny_until = 0\n", "", TABLE),
     Mutant("a look at an empty lease", "table.py", "and now < lease.expires and lease.balance > 0:", "and now < lease.expires:", TABLE),
-    Mutant("full before it can be asked again", "table.py", "max(reset_units(table, lease, now, units_left), wait)", "reset_units(table, lease, now, units_left)", TABLE),
+    Mutant("full before it can be asked again", "table.py", "False, used, max(reset, wait), wait, False", "False, used, reset, wait, False", TABLE),
     Mutant("a refund unasks", "table.py", "            self.refunded += put_back\n", "", STATS),
     Mutant("an outage is a wait", "table.py", "            table.policy.requested += price // table.cost\n", "", STATS),
     Mutant("the parent's lock", "limiter_leases.py", "        self.use_lock(lock)\n", "", HABITS),

@@ -236,8 +236,9 @@ def deny(table: LeaseTable, lease: Lease, now: int, price: int) -> Decision:
             wait = max(wait, time_until_free(table.params, elapsed, lease.current, lease.previous, permits, own))
             until = now + multiply(wait, 1000)
     lease.note_promised_retry(now, until, price > table.cost)
-    units_left = min(usable_here + lease.free_in_redis, price - 1)
-    return decision_with(table, False, units_left, max(reset_units(table, lease, now, units_left), wait), wait)
+    used = table.capacity_units - min(usable_here + lease.free_in_redis, price - 1)
+    reset = used if table.period == 0 else window_left(table, lease, now)
+    return decision_in(table.units, False, used, max(reset, wait), wait, False)
 
 
 def decision_with(table: LeaseTable, allowed: bool, units_left: int, reset: int, retry: int) -> Decision:
