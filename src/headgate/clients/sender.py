@@ -53,13 +53,8 @@ class CloseResponse(NamedTuple):
     response: Any
 
 
-class Sleep(NamedTuple):
-    """Sleep for so many seconds."""
-
-    seconds: float
-
-
-Plan = Generator[AcquireMember | SendRequest | CloseResponse | Sleep, Any, Any]
+Step = AcquireMember | SendRequest | CloseResponse | float  # a float: sleep that many seconds
+Plan = Generator[Step, Any, Any]
 
 
 class PooledSender:
@@ -126,7 +121,7 @@ class PooledSender:
                     response.close()
                 raise
 
-        def answer(step: AcquireMember | SendRequest | CloseResponse | Sleep) -> Any:
+        def answer(step: Step) -> Any:
             match step:
                 case AcquireMember():
                     return pool.acquire(timeout=step.timeout)
@@ -134,8 +129,8 @@ class PooledSender:
                     return attempt(step.leased)
                 case CloseResponse():
                     return step.response.close()
-                case Sleep():
-                    return time.sleep(step.seconds)
+                case _:
+                    return time.sleep(step)
 
         response: Response = run(self._attempts(method, repeatable), answer)
         return response
@@ -167,7 +162,7 @@ class PooledSender:
                     await response.aclose()
                 raise
 
-        async def answer(step: AcquireMember | SendRequest | CloseResponse | Sleep) -> Any:
+        async def answer(step: Step) -> Any:
             match step:
                 case AcquireMember():
                     return await pool.acquire(timeout=step.timeout)
@@ -175,8 +170,8 @@ class PooledSender:
                     return await attempt(step.leased)
                 case CloseResponse():
                     return await step.response.aclose()
-                case Sleep():
-                    return await asyncio.sleep(step.seconds)
+                case _:
+                    return await asyncio.sleep(step)
 
         response: AsyncResponse = await arun(self._attempts(method, repeatable), answer)
         return response
@@ -215,7 +210,7 @@ class PooledSender:
                 pause = self._pause(method, answer, feedback, number, until - monotonic()) if repeatable else None
                 if pause is None:
                     break
-                yield Sleep(pause)
+                yield pause
         except GeneratorExit:
             raise  # a plan that is closed may yield no more
         except BaseException:
