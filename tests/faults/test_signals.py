@@ -103,9 +103,9 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
     limiter = Limiter("1/30d", clock=clock)
     queue, waiters = limiter._waiters, list[Waiter]()
 
-    def join(waiter: Waiter) -> None:
+    def join(waiter: Waiter, *at_front: bool) -> None:
         waiters.append(waiter)
-        WaiterQueue.join(queue, waiter)
+        WaiterQueue.join(queue, waiter, *at_front)
 
     monkeypatch.setattr(queue, "join", join)
 

@@ -10,7 +10,8 @@ schedule.py         when a lease is due; the queue of leases that go back
 background.py       the thread or task that makes the round trips; gives all leases back when the process or loop ends
 protocol.py         the messages between a process and Redis
 lease.py            a process's side of one key: what it holds, when it reports, how much it asks for
-ledger.py           Redis's side of one key, in Python; script.py: the same in Lua
+ledger.py           Redis's side of one key, in Python
+script.py           the same in Lua
 redis_leases.py     runs the script on a `RedisStore`
 
 lease           permits of one key that one process may spend without asking; what is left when it expires is burned
