@@ -1,7 +1,10 @@
 """People replace limiters in their tests: what docs/testing.md says about that is so."""
 
 import copy
+import gc
 import inspect
+import sys
+import weakref
 from unittest import mock
 
 import pytest
@@ -101,3 +104,18 @@ def test_autospec() -> None:
     if not COMPILED:  # mock does not look at the arguments of methods in C
         with pytest.raises(TypeError):
             stand_in.try_acquire()
+
+
+@pytest.mark.parametrize("kind", [Limiter, HybridLimiter])
+def test_weak_references(kind: type[Limiter]) -> None:
+    """A weak reference to a limiter survives garbage collections, and ends with the limiter."""
+    limiter = kind("1/hour", store="memory://" if kind is Limiter else "redis://127.0.0.1:1/0")
+    reference = weakref.ref(limiter)
+    held = sys.getrefcount(reference)
+    gc.collect()
+    limiter.close()
+    assert reference() is limiter
+    del limiter
+    gc.collect()
+    assert reference() is None
+    assert sys.getrefcount(reference) == held, "freed once"

@@ -14,7 +14,7 @@ import copy
 import functools
 import math
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
@@ -90,7 +90,7 @@ class _OnStore:
         self._backend = backend
 
 
-class Limiter(TryAcquire[str, int], _OnStore):
+class Limiter(TryAcquire, _OnStore):
     """Decides whether a key may go on, by one quota or by several at once.
 
     quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
@@ -105,6 +105,11 @@ class Limiter(TryAcquire[str, int], _OnStore):
     """
 
     _backend: Backend
+
+    if TYPE_CHECKING:  # the types of `TryAcquire.try_acquire`, which takes Any
+
+        def try_acquire(self, key: str, permits: int = 1) -> Decision:
+            """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
 
     def _open(self, on_store_error: OnStoreError) -> Backend:
         return self.store.open(self.rule, on_store_error)

@@ -112,7 +112,7 @@ class _HybridConstructor:
         weakref.finalize(self, hybrid.release_later).atexit = False
 
 
-class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease[str, int]):  # a patch of Limiter comes first
+class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patch of Limiter comes first
     """`Limiter` on Redis without a round trip for each decision, and still never one too many.
 
     It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where

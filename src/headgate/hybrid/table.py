@@ -17,7 +17,7 @@ from headgate.hybrid.lease import Lease
 from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_free
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
-from headgate.stores.memory import Key, Permits, TryAcquire
+from headgate.stores.memory import TryAcquire
 
 if TYPE_CHECKING:
     from headgate.hybrid.manager import LeaseManager
@@ -268,12 +268,12 @@ def window_frees_in(table: LeaseTable, reply: LeaseReply, permits: int, own: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class TryAcquireFromLease(TryAcquire[Key, Permits]):
+class TryAcquireFromLease(TryAcquire):
     """`HybridLimiter.try_acquire`. It stands here to be compiled: so it calls `decide` directly."""
 
     _leases: LeaseTable | None  # the backend; None for a limiter of `with_timeout`, whose backend is called by `_call`
 
-    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
+    def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. No round trip where the lease suffices."""
         leases = self._leases
         decision: Decision = self._call(key, permits) if leases is None else decide(leases, key, permits, None)

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from headgate._lifecycle import renew_after_fork
 from headgate._mypyc import mypyc_attr, set_doc
@@ -32,9 +32,6 @@ logger = logging.getLogger("headgate")
 LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
-
-Key = TypeVar("Key")
-Permits = TypeVar("Permits")
 
 _SWEEP_EVERY: Final = 1000  # microseconds between two sweeps
 _SWEEP_KEYS: Final = 8
@@ -359,16 +356,17 @@ class BucketTable(KeyTable):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class TryAcquire(Generic[Key, Permits]):
+class TryAcquire:
     """`Limiter.try_acquire`. It stands here to be compiled: as plain Python it would add a fifth to a decision.
 
-    The arguments are type variables because the compiler would convert a `str` and an `int` before they are checked.
+    The arguments are Any because compiled code would convert a `str` and an `int` before they are checked; `Limiter`
+    declares their types. Not Generic: mypyc frees the weak references to objects of such a class twice.
     """
 
     _table: KeyTable | None  # the backend, if it is in memory: compiled code calls it without looking the method up
     _call: Any  # else the backend's `try_acquire`
 
-    def try_acquire(self, key: Key, permits: Permits = 1) -> Decision:  # type: ignore[assignment]  # 1 is an int
+    def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
         table = self._table
         if table is not None:
