@@ -14,7 +14,7 @@ import copy
 import functools
 import math
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
@@ -24,7 +24,7 @@ from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
 from headgate.keys import check_key
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permits, check_policy
-from headgate.stores.base import AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
+from headgate.stores.base import NO_PICKLE, AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
 from headgate.stores.memory import KeyTable, TryAcquire
 from headgate.stores.thread_pool import ThreadPoolStore
 
@@ -71,6 +71,9 @@ class _OnStore:
         """How the store has served this limiter, from its calls so far; makes no call, so it costs nothing."""
         health: StoreHealth = self._backend.store_health()
         return health
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NO_PICKLE)
 
     def __copy__(self) -> Self:
         other = type(self).__new__(type(self))
