@@ -33,7 +33,7 @@ except ImportError as error:
 else:
     assert log_in("ann", down) == "not now"
 
-# 3. a mock, if it must be one: of the object, not of the class
+# 3. a mock, if it must be one: of the object, or of the class for all limiters
 spent = Limiter("1/minute", clock=clock)
 spent.try_acquire("k")
 denied = spent.try_acquire("k")

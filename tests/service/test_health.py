@@ -140,7 +140,9 @@ def test_ietf_headers_on_request(start: Start) -> None:
     answer = service.check("k", permits=40)
     assert answer.headers["ratelimit-policy"] == '"default";q=10;w=1'
     assert answer.headers["ratelimit"] == '"default";r=60;t=4'
-    assert service.check("k", rule="two").headers["ratelimit-policy"] == '"two.1";q=10;w=60, "two.2";q=100;w=2'
+    two = service.check("k", rule="two")
+    assert two.headers["ratelimit-policy"] == '"two.1";q=10;w=60, "two.2";q=100;w=2'
+    assert two.headers["ratelimit"].startswith('"two.1";r=9;'), "the quota that binds, by the name of its policy"
 
 
 def test_they_are_off_by_default(service: Service, key: str) -> None:

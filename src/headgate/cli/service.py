@@ -50,7 +50,7 @@ def serve(options: argparse.Namespace) -> int:
         print(f"headgate: {error}", file=sys.stderr)
         return BAD_SETTINGS
     except OSError as error:
-        print(f"headgate: cannot listen on {error}", file=sys.stderr)
+        print(f"headgate: cannot listen on {error}; choose others with --host and --port", file=sys.stderr)
         return 1
     return 0
 

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from headgate.quota import Quota
 
 
-def policy_header(name: str, quotas: Sequence[Quota]) -> tuple[str, str]:
-    """The quotas of rule *name*. A window is at least 1 whole second; a rule's name needs no escapes."""
-    items = []
-    for i, quota in enumerate(quotas):
-        label = name if len(quotas) == 1 else f"{name}.{i + 1}"
-        items.append(f'"{label}";q={quota.limit};w={max(1, -(-quota.period_us // 1_000_000))}')
+def policy_names(rule: str, quotas: Sequence[Quota]) -> list[str]:
+    """A name for each quota of *rule*; a rule's name needs no escapes."""
+    return [rule] if len(quotas) == 1 else [f"{rule}.{i + 1}" for i in range(len(quotas))]
+
+
+def policy_header(rule: str, quotas: Sequence[Quota]) -> tuple[str, str]:
+    """The quotas of *rule*. A window is at least 1 whole second."""
+    items = [
+        f'"{name}";q={quota.limit};w={max(1, -(-quota.period_us // 1_000_000))}'
+        for name, quota in zip(policy_names(rule, quotas), quotas, strict=True)
+    ]
     return "ratelimit-policy", ", ".join(items)
 
 
-def limit_headers(name: str, policy: tuple[str, str], remaining: int, reset: int) -> list[tuple[str, str]]:
-    """What remains of rule *name*; *reset* is in whole seconds from now."""
-    return [policy, ("ratelimit", f'"{name}";r={remaining};t={reset}')]
+def limit_header(policy_name: str, remaining: int, reset: int) -> tuple[str, str]:
+    """What remains of the quota called *policy_name*; *reset* is in whole seconds from now."""
+    return "ratelimit", f'"{policy_name}";r={remaining};t={reset}'

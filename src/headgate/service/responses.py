@@ -14,7 +14,7 @@ import msgspec
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.headers import limit_headers
+from headgate.service.headers import limit_header
 from headgate.service.problem import HTTPError
 from headgate.service.rsgi import Exchange, Response, Scope, request_id_of
 from headgate.service.rules import Charge, CompiledRule
@@ -137,7 +137,8 @@ def decision_response(
             f"{extra}{rule.json_end}"
         )
     if state.ietf_headers:
-        headers += limit_headers(rule.name, rule.policy, left, retry or reset)
+        name = rule.policy_names.get(limit, rule.name)  # of the quota that binds
+        headers += [rule.policy, limit_header(name, left, retry or reset)]
     return 200 if allowed else 429, headers, text
 
 

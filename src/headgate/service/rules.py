@@ -16,7 +16,7 @@ from headgate.decision import Decision
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import check_algorithm
 from headgate.service.client_ip import IPAddress, IPNetwork, in_networks, parse_network
-from headgate.service.headers import policy_header
+from headgate.service.headers import policy_header, policy_names
 from headgate.service.problem import HTTPError
 from headgate.service.settings import Quotas, RuleSettings, Settings, quotas_for, resolve_plan
 from headgate.service.shared_counters import SLOT_WORDS, TIMING_WORDS, SharedCounters
@@ -49,6 +49,7 @@ class CompiledRule:
         "overrides",
         "peek_now",
         "policy",
+        "policy_names",
         "quotas",
         "shadow",
         "slot",
@@ -75,7 +76,10 @@ class CompiledRule:
         self.limit_header = ("x-ratelimit-limit", str(self.capacity))
         self.json_middle = f',"algorithm":"{self.label}","limit":'
         self.json_end = "}" if name == "default" else f',"rule":"{name}"}}'
-        self.policy = policy_header(name, self.limiter.rule.quotas)
+        own = self.limiter.rule.quotas
+        self.policy = policy_header(name, own)
+        names = zip(own, policy_names(name, own), strict=True)
+        self.policy_names = {quota.capacity: policy for quota, policy in reversed(list(names))}
         self.key_parts = None if settings.key == ["key"] else [part.lower() for part in settings.key]
         self.cost = settings.cost
         self.shadow = settings.shadow
