@@ -29,12 +29,12 @@ def check_key(key: object, what: str = "key", *, secret: bool = False) -> str:
     try:
         size = len(key) if key.isascii() else len(key.encode())
     except UnicodeEncodeError as error:
-        where = f"at {error.start}"
+        where = f"at position {error.start}"
         raise InvalidKey(f"{what} has a lone surrogate {where}, so it is no text{_shown(key, secret)}") from None
     if size > MAX_BYTES:
         raise InvalidKey(f"{what} is {size} bytes as UTF-8, at most {MAX_BYTES} are allowed; hash long ones first")
     if found := _CONTROL.search(key):
-        where = f"{found[0]!r} at {found.start()}"
+        where = f"{found[0]!r} at position {found.start()}"
         raise InvalidKey(f"{what} has the control character {where}; remove it{_shown(key, secret)}")
     return str.__str__(key)  # a subclass could hash and compare as it likes
 

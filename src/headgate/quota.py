@@ -72,7 +72,7 @@ class Quota:
         unit = _UNITS.get(found["unit"].lower())
         if unit is None:
             raise InvalidQuota(
-                f"unknown period {found['unit']!r} in {text!r:.80}; use second, minute, hour, day, s, m, h or d, "
+                f"unknown period {found['unit']!r} in {text!r:.80}; use second, minute, hour, day, s, m, h, d or ms, "
                 "with a multiple if need be: '100/5m', '80/10 minutes'"
             )
         period = Fraction(found["multiple"] or 1) * unit

@@ -222,7 +222,7 @@ class CircuitBreaker(_AnyCircuitBreaker):
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call *function* through the breaker."""
         if is_async(function):
-            raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
+            raise TypeError(f"{function!r:.80} is async: use AsyncCircuitBreaker")
         with self:
             return function(*args, **kwargs)
 
@@ -230,7 +230,7 @@ class CircuitBreaker(_AnyCircuitBreaker):
         """Decorate a plain function: each call of it goes through the breaker."""
         _check_function(function)
         if is_async(function):
-            raise TypeError(f"{function!r:.80} is async, and would be awaited outside: use AsyncCircuitBreaker")
+            raise TypeError(f"{function!r:.80} is async: use AsyncCircuitBreaker")
 
         @functools.wraps(function)
         def through_breaker(*args: P.args, **kwargs: P.kwargs) -> T:
