@@ -31,6 +31,16 @@ def test_types(algorithm: AlgorithmName) -> None:
         assert decision.degraded is False
 
 
+@pytest.mark.parametrize("name", ["allowed", "degraded", "limit", "remaining", "reset_after", "retry_after"])
+def test_read_only(name: str) -> None:
+    """A decision that is a key of a dict cannot change."""
+    granted, _ = decisions("token_bucket")
+    with pytest.raises(AttributeError):
+        setattr(granted, name, 0)
+    with pytest.raises(AttributeError):
+        delattr(granted, name)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_truth(algorithm: AlgorithmName) -> None:
     granted, denied = decisions(algorithm)

@@ -40,10 +40,10 @@ class Decision:
     Limiters make them. For a test that wants one: ``Decision(allowed=False, limit=5, retry_after=2.0)``.
     """
 
-    __slots__ = ("_reset", "_retry", "_units", "_used", "allowed", "degraded")
+    __slots__ = ("_allowed", "_degraded", "_reset", "_retry", "_units", "_used")
 
-    allowed: bool
-    degraded: bool
+    _allowed: bool
+    _degraded: bool
     _units: Units
     _used: int  # in units, as are the next two
     _reset: int
@@ -63,12 +63,20 @@ class Decision:
             raise TypeError(f"Decision takes named arguments only, such as allowed=False; got {unnamed!r:.40}")
         if not isinstance(allowed, bool) or not isinstance(degraded, bool):
             raise TypeError(f"allowed and degraded are True or False, got {allowed!r:.40} and {degraded!r:.40}")
-        self.allowed = allowed
-        self.degraded = degraded
+        self._allowed = allowed
+        self._degraded = degraded
         self._units = Units(limit, 1, 1)
         self._used = limit - remaining
         self._reset = round(reset_after * 1_000_000)
         self._retry = round(retry_after * 1_000_000)
+
+    @property
+    def allowed(self) -> bool:
+        return self._allowed
+
+    @property
+    def degraded(self) -> bool:
+        return self._degraded
 
     @property
     def limit(self) -> int:
@@ -97,7 +105,7 @@ class Decision:
         return self.retry_us / 1_000_000
 
     def __bool__(self) -> bool:
-        return self.allowed
+        return self._allowed
 
     def _values(self) -> tuple[bool, int, int, int, int, bool]:
         return (self.allowed, self.limit, self.remaining, self.reset_us, self.retry_us, self.degraded)
@@ -145,8 +153,8 @@ if not COMPILED:  # even a call of the empty method above would add 5 %
 def decision_in(units: Units, allowed: bool, used: int, reset: int, retry: int, degraded: bool = False) -> Decision:
     """Make a decision from numbers in *units*."""
     made = LimiterDecision()
-    made.allowed = allowed
-    made.degraded = degraded
+    made._allowed = allowed
+    made._degraded = degraded
     made._units = units
     made._used = used
     made._reset = reset

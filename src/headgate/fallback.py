@@ -49,7 +49,7 @@ class Fallback:
     def after_fork(self) -> None:
         """Start without debts: the parent charges what it has granted."""
         self.debts: dict[str, int] = {}  # permits granted in place of the store, by key
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call the limiter in the middle of a call
 
     def follow_store(self, key: str, decision: Decision) -> None:
         """Spend from the local limiter until it is no more generous than *decision*, which the store made."""

@@ -35,6 +35,7 @@ class _OnStore:
     """What `Limiter` and `AsyncLimiter` share: the constructor, and the methods that do not wait for the store."""
 
     _backend: Any
+    _origin: Self | None = None  # the limiter that `with_timeout` was called on
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class _OnStore:
         other = copy.copy(self)
         other._use(self._backend.with_timeout(_check_seconds(seconds)))
         other._owned = False  # the first limiter closes the store
+        other._origin = self._origin or self  # alive as long: a hybrid limiter that is collected gives its leases back
         return other
 
     def within(self, seconds: float) -> Self:

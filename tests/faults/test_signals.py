@@ -181,3 +181,13 @@ def test_event_set_as_a_signal_comes() -> None:
     assert event.is_set() and event.wait(20) and lock.acquire(blocking=False)
     event.clear()
     assert not event.is_set() and not event.wait(0.0)
+
+
+@pytest.mark.bounded(20)
+def test_handler_calls_during_an_outage() -> None:
+    """A signal handler may call a limiter that answers by `local` when it interrupts the bookkeeping of its debts."""
+    limiter = Limiter("1000/hour", store=f"redis://127.0.0.1:{free_port()}", on_store_error="local")
+    backend: Any = limiter._backend
+    with backend.fallback._lock:  # as a handler finds it
+        assert limiter.try_acquire("k").degraded
+    limiter.close()

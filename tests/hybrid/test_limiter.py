@@ -592,7 +592,21 @@ def test_stats(redis_server: Server) -> None:
     assert stats.local + stats.remote == 5000
     assert stats.backend == "up" and stats.failures == 0 and stats.trips >= 1 and stats.trip_seconds > 0
     assert limiter.store_health().state == "closed"
+    assert limiter.with_timeout(1).stats().local == limiter.stats().local
     limiter.close()
+
+
+def test_only_the_timed_one_is_kept(redis_server: Server) -> None:
+    """A limiter of `with_timeout` keeps the leases of the limiter that it came from."""
+    limiter = HybridLimiter("1000/second", store=redis_server.url)
+    timed = limiter.with_timeout(5)
+    original = weakref.ref(limiter)
+    del limiter
+    gc.collect()
+    assert timed.try_acquire("k") and original() is not None
+    del timed
+    gc.collect()
+    assert original() is None
 
 
 def test_public_types() -> None:

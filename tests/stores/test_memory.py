@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import signal
 import sys
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -193,3 +195,31 @@ def test_shortcut_for_buckets(quota: str) -> None:
         assert by_law.try_acquire("k", permits) == written_out.try_acquire("k", permits)
         assert by_law.peek("k", permits) == written_out.peek("k", permits)
         clock.advance(dice.choice([0, 0.000_001, 0.05, 0.3, rule.quotas[0].period * dice.random()]))
+
+
+@pytest.mark.parametrize("same_key", [True, False])
+@pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window"])
+def test_signal_handler(algorithm: AlgorithmName, same_key: bool) -> None:
+    """A signal handler may call the limiter that it interrupts: its table stays whole, and later calls are answered."""
+    store = MemoryStore()
+    limiter = Limiter("2/1ms", algorithm=algorithm, store=store)
+    calls, handled = 0, 0
+
+    def handle(*_: object) -> None:
+        nonlocal handled
+        handled += 1
+        limiter.try_acquire(f"key {calls}" if same_key else f"handler {handled}")
+
+    before = signal.signal(signal.SIGVTALRM, handle)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
+    try:
+        while handled < 150:
+            calls += 1
+            limiter.try_acquire(f"key {calls}")
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    deadline = monotonic() + 20
+    while len(store) > 1 and monotonic() < deadline:  # all expire in 2 ms, and each new key sweeps up to 8 of them
+        limiter.try_acquire("the last")
+    assert len(store) <= 1, "states that no sweep finds"

@@ -189,7 +189,9 @@ def _check_function(function: object) -> None:
     if not callable(function):
         raise TypeError(f"a circuit breaker decorates a function, got {function!r:.80}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{function!r:.80} is a generator: use the breaker in it, with a `with` block")
+        raise TypeError(
+            f"{function!r:.80} is a generator: use `with breaker` around each request in it, without a yield inside"
+        )
 
 
 class CircuitBreaker(_AnyCircuitBreaker):

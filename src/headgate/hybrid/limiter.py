@@ -141,7 +141,7 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
 
     def stats(self) -> Stats:
         """How it has decided so far, without a round trip."""
-        return stats_of([self._backend])
+        return stats_of([(self._origin or self)._backend])
 
 
 class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):

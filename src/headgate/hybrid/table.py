@@ -179,8 +179,8 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
                 table.refill_queue.append(lease)
             used = table.capacity_units - left - lease.free_in_redis
             decision = LimiterDecision()
-            decision.allowed = True
-            decision.degraded = False
+            decision._allowed = True
+            decision._degraded = False
             decision._units = table.units
             decision._used = used
             decision._reset = used if table.period == 0 else window_left(table, lease, now)

@@ -177,7 +177,7 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Response:
 
 async def _reset_key(rule: CompiledRule, key: str) -> Decision:
     if not await rule.limiter.reset(key):  # on_store_error is about checks: a reset that was not made must be a 503
-        raise StoreUnavailable("the store could not be told of a reset")
+        raise StoreUnavailable(f"the key was not reset: {rule.limiter.store_health().last_error}")
     return await rule.limiter.peek(key, 0)
 
 

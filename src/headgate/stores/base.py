@@ -58,7 +58,7 @@ class Health:
 
 
 class Backend(Protocol):
-    """One rule on one store. Every method is one atomic step.
+    """One rule on one store. Every method checks its arguments (`check_key`, `check_permits`), and is one atomic step.
 
     When the store does not answer, `try_acquire` and `peek` answer by `on_store_error`; `refund` and `reset` return
     True if the store did it, False if it could not. Where `on_store_error` is raise, all four raise `StoreUnavailable`.
@@ -277,7 +277,7 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
             f"store is a client, {type(store).__name__}; put a store around it: RedisStore(client), which "
             "you import from headgate.stores"
         )
-    if not hasattr(store, "open_async"):
+    if isinstance(store, type) or not hasattr(store, "open_async"):
         raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_FORMS}")
     if clock is not None or options:
         raise ValueError("clock and store options go to the store itself when you hand one in")

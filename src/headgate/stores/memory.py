@@ -53,6 +53,8 @@ class MemoryStore:
         # may itself call the limiter.
         self.lock = threading.RLock()
         self.tables: dict[object, KeyTable] = {}
+        # True while a call removes states: a signal handler or finalizer that interrupts it must not do so too.
+        self.dropping = False
         renew_after_fork(self)
 
     @classmethod
@@ -154,7 +156,7 @@ class KeyTable:
             if state is None:
                 return self.admit_new_key(key, now, count)
             decision = self.algorithm.evaluate(state, now, count)
-            if decision.allowed:
+            if decision._allowed:
                 self.states[key] = self.algorithm.consume(state, now, count)
             return decision
 
@@ -204,37 +206,50 @@ class KeyTable:
         self.sweep(now)
         if len(self.store) >= self.store.max_keys and not self.make_room(now):
             return self.refuse(now, permits)
-        initial = self.algorithm.initial()
-        if key in self.states:  # another thread came first while the lines above ran
-            return self.try_acquire(key, permits)
-        self.states[key] = self.algorithm.consume(initial, now, permits)
-        self.order.append(key)
+        state: Any = self.algorithm.consume(self.algorithm.initial(), now, permits)
+        self.order.append(key)  # before the state: a sweep drops a key without a state, but not a state without its key
+        if self.states.setdefault(key, state) is not state:
+            return self.try_acquire(key, permits)  # another call came first while the lines above ran
         return self.algorithm.evaluate(self.algorithm.initial(), now, permits)
 
     def sweep(self, now: int) -> None:
         """Drop the expired ones of the next few states."""
         self.sweep_at = now + _SWEEP_EVERY
-        for _ in range(min(_SWEEP_KEYS, len(self.order))):
-            if self.cursor >= len(self.order):
-                self.cursor = 0
-            if self.algorithm.is_expired(self.states[self.order[self.cursor]], now):
-                self.drop(self.cursor)
-            else:
-                self.cursor += 1
+        if self.store.dropping:
+            return
+        self.store.dropping = True
+        try:
+            for _ in range(min(_SWEEP_KEYS, len(self.order))):
+                if self.cursor >= len(self.order):
+                    self.cursor = 0
+                state = self.states.get(self.order[self.cursor])
+                if state is None or self.algorithm.is_expired(state, now):
+                    self.drop(self.cursor)
+                else:
+                    self.cursor += 1
+        finally:
+            self.store.dropping = False
 
     def drop(self, position: int) -> None:
         key = self.order[position]
-        self.order[position] = self.order[-1]
-        self.order.pop()
-        del self.states[key]
+        last = self.order.pop()
+        if position < len(self.order):
+            self.order[position] = last
+        self.states.pop(key, None)
 
     def make_room(self, now: int) -> bool:
         """Drop the state of the largest table that has spent least among a few, but none at its limit."""
-        table = self.largest()
-        best = table.least_spent(now)
-        if best >= 0:
-            table.drop(best)
-        return best >= 0
+        if self.store.dropping:
+            return False
+        self.store.dropping = True
+        try:
+            table = self.largest()
+            best = table.least_spent(now)
+            if best >= 0:
+                table.drop(best)
+            return best >= 0
+        finally:
+            self.store.dropping = False
 
     def has_room(self, now: int) -> bool:
         """Whether `try_acquire` would find room for a new key. Drops what it would sweep, and changes nothing else."""
@@ -264,7 +279,8 @@ class KeyTable:
         best, most = -1, 0
         for _ in range(min(_CANDIDATES, len(self.order))):
             self.cursor = (self.cursor + 1) % len(self.order)
-            remaining = self.algorithm.remaining(self.states[self.order[self.cursor]], now)
+            state = self.states.get(self.order[self.cursor])
+            remaining = self.algorithm.limit if state is None else self.algorithm.remaining(state, now)
             if remaining > most:
                 best, most = self.cursor, remaining
         return best
@@ -281,8 +297,9 @@ class KeyTable:
             table.algorithm.evaluate(table.states[key], now, 0).reset_us
             for table in self.store.tables.values()
             for key in table.order[:_CANDIDATES]
+            if key in table.states
         ]
-        wait = multiply(max(min(waits), 1), self.algorithm.rate)
+        wait = multiply(max(min(waits, default=1), 1), self.algorithm.rate)
         units = self.algorithm
         return decision_in(units, not permits, multiply(units.limit, units.cost), wait, wait if permits else 0)
 
@@ -329,15 +346,15 @@ class BucketTable(KeyTable):
             after = debt + cost
             if after > self.room:
                 denial = LimiterDecision()
-                denial.allowed = denial.degraded = False
+                denial._allowed = denial._degraded = False
                 denial._units = self.units
                 denial._used = denial._reset = debt
                 denial._retry = after - self.room
                 return denial
             paid_at[key] = start + after  # saved before the decision is made, which may start a garbage collection
             decision = LimiterDecision()
-            decision.allowed = True
-            decision.degraded = False
+            decision._allowed = True
+            decision._degraded = False
             decision._units = self.units
             decision._used = decision._reset = after
             decision._retry = 0
