@@ -115,6 +115,7 @@ class Limiter(TryAcquire, _OnStore):
 
         def try_acquire(self, key: str, permits: int = 1) -> Decision:
             """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+            raise NotImplementedError
 
     def _open(self, on_store_error: OnStoreError) -> Backend:
         return self.store.open(self.rule, on_store_error)
