@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate import Decision, Limiter
+from headgate import Limiter
 from headgate.errors import HeadgateError, InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from tests.support.callers import Callers
 from tests.support.clocks import until
@@ -15,14 +15,9 @@ from tests.support.pulse import Pulse
 from tests.support.quotas import ALGORITHMS
 
 QUOTA = "3/30d"
-BUDGET = 0.15  # seconds that a call may take
+BUDGET = 0.5  # seconds that a call may take; a busy machine must not take as long for a call that is answered
 BRIEF = {"timeout": BUDGET, "connect_timeout": BUDGET}
 OUTAGES = ["gone", "silent"]
-
-
-def patient(limiter: Limiter) -> Limiter:
-    """The same with more time than a busy machine takes."""
-    return limiter.with_timeout(20)
 
 
 def recover(*limiters: Limiter) -> None:
@@ -35,7 +30,7 @@ def recover(*limiters: Limiter) -> None:
 def outage(callers: Callers, name: str, **policies: Limiter) -> Iterator[Callable[..., Any]]:
     """An outage of that *name*, in which the function that it gives makes calls and sees that each is in time."""
     for limiter in policies.values():
-        assert not patient(limiter).try_acquire("warm").degraded
+        assert not limiter.try_acquire("warm").degraded
     slowest = 0.0
 
     def timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -159,17 +154,22 @@ def test_answers_are_not_mixed_up(failing_callers: Callers) -> None:
     """When a store that hung goes on, no call gets the answer to another."""
     limiter = failing_callers.limiter("1000/30d", on_store_error="allow", **BRIEF)
     for key, permits in (("a", 100), ("b", 200)):
-        patient(limiter).try_acquire(key, permits=permits)
+        limiter.try_acquire(key, permits=permits)
     with outage(failing_callers, "silent", allow=limiter):
         hung = [failing_callers.start(limiter.peek, key, permits=0) for key in "ab" * 20]
         assert all(call.result().degraded for call in hung)
 
-    def left(key: str) -> Decision:
-        return patient(limiter).peek(key, permits=0)
+    def peek_often() -> int:
+        """How many of many calls at once the store has answered, each for its own key."""
+        calls = [(key, failing_callers.start(limiter.peek, key, permits=0)) for key in "ab" * 20]
+        answers = [(key, call.result()) for key, call in calls]
+        answered = [(key, answer.remaining) for key, answer in answers if not answer.degraded]
+        assert set(answered) <= {("a", 900), ("b", 800)}
+        return len(answered)
 
-    for _ in range(5):
-        answers = [failing_callers.start(left, key) for key in "ab" * 20]
-        assert [answer.result().remaining for answer in answers] == [900, 800] * 20
+    total = 0
+    while total < 200:
+        total += peek_often()
 
 
 def test_local_is_no_second_quota(failing_callers: Callers) -> None:
@@ -179,14 +179,14 @@ def test_local_is_no_second_quota(failing_callers: Callers) -> None:
         for algorithm in ALGORITHMS
     }
     for limiter in locals_.values():
-        assert sum(patient(limiter).try_acquire("k").allowed for _ in range(30)) == 30
+        assert sum(limiter.try_acquire("k").allowed for _ in range(30)) == 30
     with outage(failing_callers, "silent", **locals_) as timed:
         for algorithm, limiter in locals_.items():
             during = [timed(limiter.try_acquire, "k") for _ in range(40)]
             assert all(decision.degraded for decision in during), algorithm
             assert sum(decision.allowed for decision in during) == 20, algorithm
     for algorithm, limiter in locals_.items():
-        assert not patient(limiter).try_acquire("k"), algorithm
+        assert not limiter.try_acquire("k"), algorithm
         assert failing_callers.limiter("50/300d", algorithm=algorithm).peek("k", permits=0).remaining == 0, algorithm
 
 
@@ -199,4 +199,4 @@ def test_local_owes_what_was_kept(failing_callers: Callers) -> None:
         timed(limiter.refund, "warm", permits=4)
     settled = 50 - 1 - 6 - 1
     sent = 3 * 2  # calls that the breaker let through: the store may have made them when it woke
-    assert settled - sent <= patient(limiter).try_acquire("warm").remaining <= settled
+    assert settled - sent <= limiter.try_acquire("warm").remaining <= settled
