@@ -71,8 +71,8 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Response | None:
     response = 200, headers, "[" + ",".join(answers) + "]"
     if not charges:
         return response
-    await app.delivery.send(scope, exchange, response, charges)
-    return None
+    app.delivery.watch(exchange, charges)
+    return response
 
 
 async def _answers(app: App, state: State, scope: Scope, raw: bytes, charges: list[Charge]) -> list[str]:

@@ -127,8 +127,8 @@ async def _take(
     delivery, peer = app.delivery, scope.client
     if peer in delivery.recent or not delivery.is_first(peer):
         return response
-    await delivery.send(scope, exchange, response, [(rule, key, cost)])
-    return None
+    delivery.watch(exchange, [(rule, key, cost)])
+    return response
 
 
 async def head(app: App, scope: Scope, exchange: Exchange) -> Response:
@@ -226,8 +226,8 @@ async def _wait(
     response = decision_response(state, rule, as_json(key), made, record(app, rule, key, made, None))
     if not made.allowed or made.degraded:
         return response
-    await app.delivery.send(scope, exchange, response, [wanted])
-    return None
+    app.delivery.watch(exchange, [wanted])
+    return response
 
 
 def _seconds(state: State, text: str | float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, Stor
 from headgate.keys import check_key
 from headgate.service.headers import limit_header
 from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Exchange, Response, Scope, request_id_of
+from headgate.service.rsgi import Exchange, Response
 from headgate.service.rules import Charge, CompiledRule
 from headgate.service.shared_counters import (
     ALLOWED,
@@ -37,6 +38,7 @@ logger = logging.getLogger("headgate.service")
 
 _BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
 MAX_PEERS = 65_536
+DROP_NOTICE = 0.25  # seconds after which a request that was not reported as dropped was answered
 EXEMPT = ',"exempt":true'
 
 _encode = msgspec.json.encode
@@ -147,19 +149,20 @@ def as_json(text: str) -> str:
 
 
 class Delivery:
-    """Sends the response to checks that spent permits, and gives the permits back if the client has disconnected.
+    """Gives the permits of a check back if the server drops its request before the response.
 
     hyper, the HTTP library under granian, drops a request when its client half-closes the connection
     (`shutdown(SHUT_WR)`), and granian has no option for hyper's `half_close`. Such a request cannot be answered, so it
-    must not be charged. `response_str` does not report that the request was dropped; a response stream does. A stream
-    often takes two writes where one is enough, which made checks a tenth slower. So only the first granted check of a
-    connection is sent as a stream: a client that half-closes usually sends one request per connection. The connection
-    is known by the peer's address and port.
+    must not be charged. granian reports a dropped request, but not the end of a connection whose response was sent: a
+    client that leaves once it has its answer is charged. To watch costs about as much as a check, so only the first
+    granted check of a connection is watched: a client that half-closes usually sends one request per connection. The
+    connection is known by the peer's address and port.
     """
 
     def __init__(self) -> None:
         self.recent: set[str] = set()
         self._before: set[str] = set()
+        self._refunds: set[asyncio.Task[None]] = set()
 
     def rotate(self) -> None:
         """Forget the peers that sent nothing since the call before; the server has closed their connections."""
@@ -172,16 +175,22 @@ class Delivery:
         self.recent.add(peer)
         return peer not in self._before
 
-    async def send(self, scope: Scope, exchange: Exchange, response: Response, charges: Sequence[Charge]) -> None:
-        """Send *response*; refund *charges* if the connection was closed before."""
-        status, headers, text = response
-        if request_id := request_id_of(scope.headers):
-            headers.append(("x-request-id", request_id))
-        body = text.encode() if isinstance(text, str) else text
-        headers.append(("content-length", str(len(body))))
-        try:
-            await exchange.response_stream(status, headers).send_bytes(body)
-        except RuntimeError:  # granian's own error; this is its only public base class
-            for rule, key, cost in charges:
-                with suppress(StoreUnavailable):
-                    await rule.limiter.refund(key, cost)
+    def watch(self, exchange: Exchange, charges: Sequence[Charge]) -> None:
+        """Refund *charges* if the request of *exchange* is dropped. Call this before the response."""
+        dropped = asyncio.ensure_future(exchange.client_disconnect())
+        timer = asyncio.get_running_loop().call_later(DROP_NOTICE, dropped.cancel)
+
+        def noticed(dropped: asyncio.Future[None]) -> None:
+            timer.cancel()
+            if not dropped.cancelled() and not dropped.exception():
+                refund = asyncio.ensure_future(_refund(charges))
+                self._refunds.add(refund)
+                refund.add_done_callback(self._refunds.discard)
+
+        dropped.add_done_callback(noticed)
+
+
+async def _refund(charges: Sequence[Charge]) -> None:
+    for rule, key, cost in charges:
+        with suppress(StoreUnavailable):
+            await rule.limiter.refund(key, cost)
