@@ -4,7 +4,7 @@ To add a store:
 
 1. Write a class with the methods of `Store` and a class method `from_url`. `open` returns a `Backend` for the rule of a
    limiter, `open_async` an `AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states.
-2. Add its URL schemes to `SCHEMES`. The class is imported when a URL first names it.
+2. Add its URL schemes to `SCHEMES` and the class to `STORE_CLASSES`. It is imported when a URL first names it.
 3. Give its module a row in `LAYERS` of tests/test_imports.py, above the modules that it imports.
 4. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers.
 
