@@ -20,6 +20,8 @@ CHECK_TOOLS := .venv/.check-tools
 RUNNABLE := .venv/.runnable
 PURE := build/pure/.built
 COMPILED := build/compiled/.built
+WEB_PEERS := build/web-peers/.installed
+SHARED_PEERS := build/shared-peers/.installed
 RECIPE := pyproject.toml setup.py
 SOURCES := $(RECIPE) $(shell find src -type f ! -name '*.py[co]' ! -path '*.egg-info/*')
 TYPED := $(wildcard src tests benchmarks examples docs/*.py)
@@ -43,7 +45,7 @@ export TALLY
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help check serve test test-pure test-compiled coverage soak mutants lint lint-workflows format types bench docs-plots clean
+.PHONY: help check serve test test-pure test-compiled coverage soak mutants limits-check lint lint-workflows format types bench exactness web-peers shared-peers docs-plots clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -51,10 +53,10 @@ help: ## list the targets (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Servers are forbidden, even where there are some: a test without its mark fails here on every machine.
-check: lint types ## the fast lane: lint, types, and every test that needs no server; under a minute
+check: lint types ## the fast lane: lint, types, the quick tests without servers and web frameworks; under a minute
 	@echo "== tests that need no server"
 	@HEADGATE_TEST_SERVERS=0 HEADGATE_EXPECT_COMPILED=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 \
-		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow" \
+		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow and not framework" \
 		--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS)
 
 serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
@@ -65,7 +67,8 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 	--junit-xml build/results/$(1).xml $(PYTEST_FLAGS) $(TESTS)
 
 # What lies above the modules that are compiled, and takes long: once is enough, on the build that most users get.
-ONCE := $(foreach part,faults service coordination hybrid/test_processes.py hybrid/test_topologies.py test_examples.py,\
+ONCE := $(foreach part,faults service coordination web limits hybrid/test_processes.py hybrid/test_topologies.py \
+	stores/test_outages.py stores/test_lifetimes.py test_examples.py test_docs.py,\
 	--ignore=tests/$(part))
 
 test: lint types $(TOOLS) $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
@@ -99,11 +102,19 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_fleet.py tests/hybrid/test_processes.py
+	@HEADGATE_SHARED_KILLS=100000 HEADGATE_SHARED_SECONDS=30 \
+		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
+		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/stores/test_shared_processes.py
+	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
+		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
 	@$(BIN)/python -m tests.hybrid.mutants
+
+limits-check: $(TOOLS) ## the tests of Flask-Limiter and of limits on headgate.limits; downloads them, five minutes
+	@$(BIN)/python -m tests.limits.suites
 
 lint: lint-workflows ## ruff: rules and format; zizmor and check-jsonschema: .github
 	@echo "== lint"
@@ -127,6 +138,13 @@ types: $(CHECK_TOOLS) ## mypy, strict, for all; pyright for examples and what us
 bench: $(PURE) $(COMPILED) ## measure headgate and its peers side by side
 	@$(BIN)/python -m benchmarks --pure-path build/pure \
 		$$([ ! -e $(COMPILED) ] || echo --compiled-path build/compiled) $(BENCH_FLAGS)
+
+exactness: $(TOOLS) $(WEB_PEERS) ## 60 requests at once against 20 an hour, at every door of headgate and of its peers
+	@$(BIN)/python -m benchmarks.exactness --python build/web-peers/bin/python $(BENCH_FLAGS)
+
+web-peers: $(WEB_PEERS) ## limiters of other projects for web frameworks, in build/web-peers
+
+shared-peers: $(SHARED_PEERS) ## what `make bench BENCH_FLAGS="--only shared"` runs beside, in build/shared-peers
 
 docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
 	@$(BIN)/python docs/plots.py
@@ -154,6 +172,21 @@ $(CHECK_TOOLS): $(RECIPE) | $(BIN)/python
 	@$(PIP) install --upgrade --group check
 	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
 	@touch $@ $(RUNNABLE)
+
+# The peers bring old and heavy packages along, so they have an environment of their own.
+$(WEB_PEERS): pyproject.toml | $(BIN)/python
+	@echo "== web frameworks and their limiters"
+	@$(PYTHON) -m venv build/web-peers
+	@build/web-peers/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
+	@build/web-peers/bin/python -m pip --disable-pip-version-check -qq install --group web-peers
+	@touch $@
+
+$(SHARED_PEERS): pyproject.toml | $(BIN)/python
+	@echo "== stores that processes share"
+	@$(PYTHON) -m venv build/shared-peers
+	@build/shared-peers/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
+	@build/shared-peers/bin/python -m pip --disable-pip-version-check -qq install --group shared-peers
+	@touch $@
 
 # What the service needs and no more: the tools for tests take minutes where the network is slow.
 $(RUNNABLE): $(RECIPE) | $(BIN)/python

@@ -1,5 +1,7 @@
 """Compile the hot path to C with mypyc where that works; install the same files as plain Python where it does not.
 
+The table of the shared store is C of our own, and is compiled beside it: all or nothing.
+
 Everything else about the build is in pyproject.toml. Two switches, read from the environment:
 
     HEADGATE_PURE=1               do not compile
@@ -21,11 +23,24 @@ from setuptools.command.build_ext import build_ext
 HOT_PATH = [
     "src/headgate/decision.py",
     *sorted(glob("src/headgate/algorithms/[!_]*.py")),
+    "src/headgate/stores/key_table.py",
+    "src/headgate/stores/memory_joint.py",
     "src/headgate/stores/memory.py",
+    "src/headgate/stores/shared/states.py",
+    "src/headgate/stores/shared/backend.py",
     "src/headgate/hybrid/lease.py",
     "src/headgate/hybrid/fallback_policy.py",
     "src/headgate/hybrid/table.py",
+    "src/headgate/web/headers.py",
+    "src/headgate/web/asgi_hot_path.py",
+    "src/headgate/service/protobuf.py",
+    "src/headgate/service/rls_messages.py",
+    *sorted(glob("src/headgate/service/http2/[!_]*.py")),
+    "src/headgate/service/grpc_calls.py",
 ]
+SHARED_TABLE = Extension(
+    "headgate.stores.shared._table", ["src/headgate/stores/shared/_table.c"], extra_compile_args=["-O2"]
+)
 LIBRARY = "headgate.hot_path"  # all of them in one library, headgate/hot_path__mypyc.*; a shim stands beside each .py
 COMMANDS = {"bdist_wheel", "build", "build_ext", "install"}  # others, such as egg_info or sdist, need no C
 
@@ -46,8 +61,10 @@ def extensions() -> list[Extension]:
     """Translate the hot path to C, if this run of setup.py is one that compiles."""
     if switched_on("HEADGATE_PURE") or COMMANDS.isdisjoint(sys.argv):
         return []
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return fall_back("mypyc is trusted only on CPython with a global interpreter lock")
+    if sys.implementation.name != "cpython":
+        return fall_back("mypyc is only for CPython")
+    if sysconfig.get_config_var("Py_GIL_DISABLED") and sys.version_info < (3, 14):
+        return fall_back("mypyc is trusted without a global interpreter lock only from Python 3.14 on")
     try:
         from mypyc.build import mypycify
 
@@ -60,7 +77,11 @@ def extensions() -> list[Extension]:
         # A compiler newer than mypyc may warn of something new; that is no reason to install the slow build.
         extension.extra_compile_args = [arg for arg in extension.extra_compile_args if arg != "-Werror"]
         if sys.platform == "linux":
+            # A function that another library cannot replace may be inlined: about a twentieth of a decision.
+            extension.extra_compile_args.append("-fno-semantic-interposition")
             extension.extra_link_args = ["-Wl,--strip-all"]
+    if sys.platform != "win32" and sys.maxsize > 2**32:  # the table wants POSIX and words of 64 bits
+        found.append(SHARED_TABLE)
     return found
 
 

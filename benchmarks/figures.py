@@ -142,6 +142,15 @@ def redis_bars(rows: Sequence[Row]) -> list[Bar]:
     return bars
 
 
+def threads_bars(rows: Sequence[Row]) -> list[Bar]:
+    bars = []
+    for ours in pick(rows, OURS, "token_bucket"):
+        for peer in fastest(rows, "limits"):
+            what = f"redis, threads, token_bucket: times as fast as {peer.title}"
+            bars.append(at_least(what, 2.5, ratio(ours, peer)))
+    return bars
+
+
 def async_bars(rows: Sequence[Row]) -> list[Bar]:
     bars = []
     for ours in pick(rows, OURS, "token_bucket"):
@@ -181,6 +190,18 @@ def lock_bars(found: dict[str, dict[str, dict[str, float]]]) -> list[Bar]:
         ours, peer = by[OURS]["p99_ms"], by["redis-py"]["p99_ms"]
         measured = f"{ours:.2f} (redis-py {peer:.2f})"
         bars.append(Bar(f"lock, {what}: p99 of an acquisition, ms", "< 50", measured, ours < 50))
+    return bars
+
+
+def shared_bars(rows: Sequence[Row], library: str) -> list[Bar]:
+    """Compiled: against our memory limiter in the same process. Plain: microseconds."""
+    bars = []
+    for row in by_algorithm(rows):
+        if row.library == library and row.worker == "pure":
+            bars.append(Bar(f"shared, plain, {row.algorithm}, us", "<= 5", f"{us(row):.2f}", us(row) <= 5))
+        elif row.library == library:
+            memory = us(row) / us(pick(rows, OURS, row.algorithm, row.worker)[0])
+            bars.append(Bar(f"shared, {row.algorithm}, time of memory", "<= 2.5", f"{memory:.2f}", memory <= 2.5))
     return bars
 
 

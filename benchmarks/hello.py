@@ -8,8 +8,8 @@ from granian.constants import Interfaces
 HEADERS = [("content-type", "application/json")]
 
 
-async def app(scope: object, exchange: object) -> None:
-    exchange.response_str(200, HEADERS, '{"message":"hello"}')  # type: ignore[attr-defined]  # granian has no name for it
+async def app(scope: object, protocol: object) -> None:
+    protocol.response_str(200, HEADERS, '{"message":"hello"}')  # type: ignore[attr-defined]  # granian has no name for it
 
 
 if __name__ == "__main__":

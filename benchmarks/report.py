@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import resp
 from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
 from benchmarks.service import Contender, share
 from benchmarks.team import Row
@@ -127,6 +129,40 @@ class Report:
         for one in contenders:
             cells = [f"{one.per_second:,.0f}", f"{one.p99_ms:.2f}", f"{share(one, contenders[0]):.2f}"]
             table.add_row(one.name, *cells, style="bold" if one.name.startswith(OURS) else "dim")
+        self.console.print(table)
+
+    def resp(self, targets: Sequence[resp.Target]) -> None:
+        """Show commands a second, beside a PING of Redis."""
+        columns = ["commands/s", "of PING"]
+        title = f"Redis protocol, one worker, {resp.CONNECTIONS} connections of redis-benchmark"
+        table = self._table(title, ["contender"], columns)
+        for one in targets:
+            cells = [f"{median(one.runs):,.0f}", f"{resp.share(one, targets[0]):.2f}"]
+            table.add_row(one.title, *cells, style="bold" if one.name.startswith(OURS) else "dim")
+        self.console.print(table)
+
+    def web(self, framework: str, contenders: Sequence[Contender], client: str) -> None:
+        """Show requests a second with a limit, beside the same application without one."""
+        columns = ["requests/s", "p99 ms", "of none"]
+        table = self._table(f"{framework}, one worker, one limit in memory, asked by {client}", ["limiter"], columns)
+        for one in contenders:
+            cells = [f"{one.per_second:,.0f}", f"{one.p99_ms:.2f}", f"{share(one, contenders[0]):.3f}"]
+            table.add_row(one.name, *cells, style="bold" if one.name.startswith(OURS) else "dim")
+        self.console.print(table)
+
+    def processes(self, title: str, found: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+        """Show decisions a second of all processes together; *found* by name and number of keys."""
+        columns = [f"{what}, {keys}" for keys in ("one key", "1,000 keys") for what in ("checks/s", "least share")]
+        table = self._table(title, ["store"], columns)
+        for name, by_keys in found.items():
+            cells: list[str] = []
+            for rounds in by_keys.values():
+                ran = [one for one in rounds if "error" not in one]
+                forms = {"per_second": ",.0f", "least_share": ".2f"}
+                cells += [format(median(one[k] for one in ran), form) if ran else "-" for k, form in forms.items()]
+                for error in {one["error"] for one in rounds if "error" in one}:
+                    self.say(f"  {name}: {error}")
+            table.add_row(name, *cells, style="bold" if name.startswith(OURS) else None)
         self.console.print(table)
 
     def bars(self, bars: Sequence[Bar]) -> None:

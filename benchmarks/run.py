@@ -29,7 +29,7 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service")
+PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "web", "shared")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -114,7 +114,7 @@ def beside_reference(row: Row) -> str:
 
 
 def beside_limits(row: Row) -> str:
-    """Put what a bar for asyncio compares next to each other, and of the rest each algorithm."""
+    """Put what a bar for threads or asyncio compares next to each other, and of the rest each algorithm."""
     compared = row.library in ("limits", ONE_TASK) or (row.library, row.algorithm) == (OURS, "token_bucket")
     return "bar" if compared else row.algorithm
 
@@ -152,6 +152,15 @@ def redis(plan: Plan, url: str, results: Results, progress: Progress, report: Re
     report.commands(rows)
     report.ratios("Redis: headgate is this many times as fast as", rows)
     results.bars += figures.redis_bars(rows)
+
+    libraries.remove("(empty script)")
+    with Worker(name, speed_order("redis threads", libraries, plan.scale, url), path) as worker:
+        rows = interleave("redis threads", [worker], plan.rounds, progress, beside_limits)
+        keep(results, "redis threads", rows, [worker])
+    report.times(f"Redis ({results.server}), {plan.scale.redis_threads} threads, {QUOTA}", rows)
+    against = {row.title: row for row in figures.fastest(rows, "limits")}
+    report.ratios("Redis, threads: headgate is this many times as fast as", rows, against)
+    results.bars += figures.threads_bars(rows)
 
 
 def asynchronous(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
@@ -242,13 +251,70 @@ def service(plan: Plan, url: str, results: Results, progress: Progress, report: 
     with http.script() as script:
         contenders = http.throughput(url, path, plan.rounds, 1 if quick else 3, script, progress)
         shared = http.overload(url, path, 4 if quick else 20, script, progress)
+        hybrid = http.overload(url, path, 4 if quick else 20, script, progress, "hybrid = true\n")
     results.parts["service"] = {
         "client": http.client_name(),
         "contenders": [asdict(one) for one in contenders],
         "overload": asdict(shared),
+        "overload_hybrid": asdict(hybrid),
     }
     report.service(contenders, http.client_name())
-    results.bars += http.bars(contenders, shared)
+    results.bars += http.bars(contenders, shared, hybrid)
+
+
+def resp(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """Over the Redis protocol: one worker on memory and on Redis beside a PING of Redis."""
+    from benchmarks import resp as protocol
+
+    if not protocol.available():
+        report.say("resp: not measured, there is no redis-benchmark on the path")
+        return
+    targets = protocol.throughput(url, plan.main_build[1], plan.rounds, plan.scale is QUICK, progress)
+    results.parts["resp"] = [asdict(one) for one in targets]
+    report.resp(targets)
+    results.bars += protocol.bars(targets)
+
+
+def web(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
+    """Over HTTP: FastAPI and Flask with one limit, beside the same application without, and beside a peer."""
+    from benchmarks import web as doors  # needs frameworks and servers, which the other parts do not
+    from benchmarks.service import client_name, script
+
+    _, path = plan.main_build
+    with script() as file:
+        found = doors.throughput(path, plan.rounds, 1 if plan.scale is QUICK else 3, file, progress)
+    results.parts["web"] = {
+        "client": client_name(),
+        **{framework: [asdict(one) for one in contenders] for framework, contenders in found.items()},
+    }
+    for framework, contenders in found.items():
+        report.web(framework, contenders, client_name())
+    results.bars += doors.bars(found)
+
+
+def shared(plan: Plan, socket: str, results: Results, progress: Progress, report: Report) -> None:
+    """Each build beside our memory limiter in one process; then four processes, beside what else they could share."""
+    from benchmarks import shared as many
+
+    with ExitStack() as stack:
+        order = speed_order("shared", [many.OURS, OURS], plan.scale)
+        workers = [stack.enter_context(Worker(name, order, path)) for name, path in plan.builds.items()]
+        rows = interleave("shared", workers, plan.rounds, progress, attrgetter("algorithm"))
+        keep(results, "shared", rows, workers)
+    report.times(f"Shared, one process, {plan.scale.memory_keys:,} keys, {QUOTA}, beside memory", rows)
+    seconds = 0.3 if plan.scale is QUICK else 2.0
+    cases = [(name, keys) for name in many.CONTENDERS for keys in (1, 1000)]
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {"1": [], "1000": []} for name in many.CONTENDERS}
+    progress.begin("processes", plan.rounds * len(cases))
+    for _ in range(plan.rounds):
+        for name, keys in cases:
+            progress.step(f"{name}, {keys} keys")
+            done = many.measure(name, many.PROCESSES, keys, seconds, socket, plan.main_build[1])
+            found[name][str(keys)].append(done)
+    progress.end()
+    results.parts["shared processes"] = found
+    report.processes(f"{many.PROCESSES} processes, one limit for all, a quota that is never reached", found)
+    results.bars += figures.shared_bars(rows, many.OURS)
 
 
 def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
@@ -290,7 +356,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "hybrid", "lock", "service"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service", "resp", "shared"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -305,6 +371,12 @@ def run(plan: Plan) -> Results:
                 lock(plan, server.url, results, report)
             if "service" in plan.parts:
                 service(plan, server.url, results, progress, report)
+            if "resp" in plan.parts:
+                resp(plan, server.url, results, progress, report)
+            if "shared" in plan.parts:
+                shared(plan, server.socket, results, progress, report)
+    if "web" in plan.parts:
+        web(plan, results, progress, report)
     if "size" in plan.parts:
         size(plan, results, progress, report)
     report.bars(results.bars)

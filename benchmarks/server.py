@@ -19,6 +19,7 @@ START_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Server:
     url: str
+    socket: str  # the path of a Unix socket
     description: str
 
 
@@ -67,7 +68,8 @@ def running(kind: str) -> Iterator[Server]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         command = [binary(kind), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-        process = subprocess.Popen([*command, "--dir", folder], stdout=subprocess.DEVNULL)
+        path = f"{folder}/socket"
+        process = subprocess.Popen([*command, "--dir", folder, "--unixsocket", path], stdout=subprocess.DEVNULL)
         try:
             client = redis.Redis(port=port)
             wait_until_up(client, process)
@@ -75,7 +77,7 @@ def running(kind: str) -> Iterator[Server]:
             client.close()
             name = str(info.get("server_name", "redis"))
             version = str(info.get("valkey_version", info["redis_version"]))
-            yield Server(f"redis://127.0.0.1:{port}/0", f"{name} {version}")
+            yield Server(f"redis://127.0.0.1:{port}/0", path, f"{name} {version}")
         finally:
             process.terminate()
             process.wait()

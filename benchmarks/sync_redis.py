@@ -1,12 +1,14 @@
-"""Redis, one thread, one check after another: wall time, percentiles, and what the server says it did.
+"""Redis, one thread or many, one check after another: wall time, percentiles, and what the server says it did.
 
 Everyone is given the same URL and makes its own client of it; all of them use redis-py with hiredis underneath.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
@@ -118,25 +120,62 @@ def percentile(ordered: Sequence[int], share: float) -> float:
     return float(ordered[min(len(ordered) - 1, int(len(ordered) * share))])
 
 
+def drive(check: Check, keys: Sequence[str], stamps: list[int]) -> int:
+    """Check all *keys*; note when each check ended; return how many were admitted."""
+    clock = time.perf_counter_ns
+    admitted = 0
+    stamps.append(clock())
+    for key in keys:
+        if check(key):
+            admitted += 1
+        stamps.append(clock())
+    return admitted
+
+
 def one_round(start: Start, url: str, algorithm: str, keys: Sequence[str]) -> Sample:
     """Drive *keys* through a fresh client on an empty database; connecting and loading scripts is not timed."""
-    clock = time.perf_counter_ns
     meter = Meter(url)
+    stamps: list[int] = []
     with start(url, algorithm) as check:
         check("warm-up")
         with quiet():
             meter.start()
-            admitted = 0
-            stamps = [clock()]
-            for key in keys:
-                if check(key):
-                    admitted += 1
-                stamps.append(clock())
+            admitted = drive(check, keys, stamps)
             server = meter.stop(len(keys))
     meter.client.close()
-    waits = sorted(after - before for before, after in pairwise(stamps))
-    seconds = (stamps[-1] - stamps[0]) / 1e9
-    return Sample(seconds, len(keys), admitted, percentile(waits, 0.50) / 1e3, percentile(waits, 0.99) / 1e3, server)
+    return sample([stamps], admitted, server)
+
+
+def threads_round(start: Start, url: str, algorithm: str, keys: Sequence[str], threads: int) -> Sample:
+    """The same from many threads, which share *keys* and start together."""
+    meter = Meter(url)
+    shares = [keys[first::threads] for first in range(threads)]
+    stamps: list[list[int]] = [[] for _ in shares]
+    line = threading.Barrier(threads)
+
+    def work(number: int) -> int:
+        line.wait()
+        return drive(check, shares[number], stamps[number])
+
+    def warm_up(number: int) -> int:
+        line.wait()
+        return drive(check, [f"warm-up:{number}"] * 4, [])
+
+    with start(url, algorithm) as check, ThreadPoolExecutor(threads) as pool:
+        list(pool.map(warm_up, range(threads)))  # opens every connection
+        with quiet():
+            meter.start()
+            admitted = sum(pool.map(work, range(threads)))
+            server = meter.stop(len(keys))
+    meter.client.close()
+    return sample(stamps, admitted, server)
+
+
+def sample(stamps: Sequence[Sequence[int]], admitted: int, server: dict[str, float]) -> Sample:
+    """What the stamps of each thread say."""
+    waits = sorted(after - before for own in stamps for before, after in pairwise(own))
+    seconds = (max(own[-1] for own in stamps) - min(own[0] for own in stamps)) / 1e9
+    return Sample(seconds, len(waits), admitted, percentile(waits, 0.50) / 1e3, percentile(waits, 0.99) / 1e3, server)
 
 
 def rounds(library: str, scale: Scale, url: str) -> dict[str, Callable[[], Sample]]:
@@ -144,3 +183,11 @@ def rounds(library: str, scale: Scale, url: str) -> dict[str, Callable[[], Sampl
     start, algorithms = LIBRARIES[library]
     keys = traffic(scale.redis_keys)
     return {algorithm: partial(one_round, start, url, algorithm, keys) for algorithm in algorithms}
+
+
+def threads_rounds(library: str, scale: Scale, url: str) -> dict[str, Callable[[], Sample]]:
+    """The same with many threads."""
+    start, algorithms = LIBRARIES[library]
+    keys = traffic(scale.redis_keys)
+    arguments = (keys, scale.redis_threads)
+    return {algorithm: partial(threads_round, start, url, algorithm, *arguments) for algorithm in algorithms}

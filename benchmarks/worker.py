@@ -28,8 +28,10 @@ def speed_rounds(part: str, library: str, scale: Scale, url: str) -> dict[str, C
     module, function = {
         "memory": ("benchmarks.memory", "rounds"),
         "redis": ("benchmarks.sync_redis", "rounds"),
+        "redis threads": ("benchmarks.sync_redis", "threads_rounds"),
         "async": ("benchmarks.async_redis", "rounds"),
         "hybrid": ("benchmarks.hybrid", "rounds"),
+        "shared": ("benchmarks.shared", "rounds"),
         "async memory": ("benchmarks.async_redis", "memory_rounds"),
     }[part]
     rounds: dict[str, Callable[[], Sample]] = getattr(importlib.import_module(module), function)(library, scale, url)

@@ -54,6 +54,7 @@ class Scale:
 
     memory_keys: int = 1_000
     redis_keys: int = 20
+    redis_threads: int = 16
     async_keys: int = 50
     async_tasks: int = 256
     size_keys: int = 1_000_000

@@ -68,6 +68,17 @@ def edges() -> Iterable[list[str]]:
             yield [quota, str(nodes), f"{load:g}x", f"{trip:g} ms", *figures(simulate(scenario))]
 
 
+def machines() -> Iterable[list[str]]:
+    """Ten machines of four workers: a lease for each worker, and what one lease for each machine would give."""
+    for quota in ("10000/s", "1000/s", "100/s"):
+        for load in (3.0, 0.5):
+            for leases in (40, 10):
+                outcome = simulate(Scenario(quota=quota, nodes=leases, load=load, seconds=60))
+                over, under, local, _ = figures(outcome)
+                holder = "each worker" if leases == 40 else "each machine"
+                yield [quota, f"{load:g}x", holder, over, under, local, f"{outcome.trips_per_second:.0f}"]
+
+
 def troubles() -> Iterable[list[str]]:
     for name, scenario in {
         "2 % of all trips lost": Scenario(seconds=60, loss=0.02),
@@ -85,6 +96,7 @@ def main() -> None:
     table(f"nodes | design | {each}", designs())
     table(f"quota | nodes | load | trip | {each}", edges())
     table(f"trouble | {each}", troubles())
+    table("quota | load | a lease for | over | under | local | trips/s of all", machines())
     short = Scenario(seconds=20)
     outcomes = [simulate(short), naive(short, 1.0), naive(short, 1.0, extrapolate=True)]
     write(str(IMAGES / "hybrid_fleet.svg"), outcomes)

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 import hypothesis
 import pytest
 
+from headgate import COMPILED
 from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
 from tests.support.callers import Callers, MakeLimiter
@@ -31,6 +32,11 @@ DEFAULT_BOUND = 120  # seconds; against hanging only
 STARTED = (Server, Sentinels, Cluster, Service, Chromium)  # what a fixture gives that starts processes which serve
 
 
+# What tests/web asks of the core alone.
+CORE = ("asgi", "client_ip", "core", "limit", "permits", "quota_function", "wsgi")
+WITHOUT_FRAMEWORK = {f"test_{name}.py" for name in CORE}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
     config.addinivalue_line(
@@ -39,19 +45,31 @@ def pytest_configure(config: pytest.Config) -> None:
         "marked. None: no setting, so that the shipped time-outs hold",
     )
     config.addinivalue_line("markers", "server: starts a server; set by itself for tests that use a server's fixture")
+    config.addinivalue_line("markers", "build(name): is about the build 'plain' or 'compiled'; left out for the other")
     config.addinivalue_line("markers", "slow: needs no server, but more than two seconds; `make check` leaves it out")
+    config.addinivalue_line("markers", "framework: needs a web framework; set by itself, `make check` leaves it out")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that need a server: by the types that their fixtures give, and by the rows of their tables.
 
     A test that starts a server in its body, or another program, is marked by hand. `make check` forbids servers, so a
     mark that was forgotten fails there, on every machine.
     """
     for item in items:
+        if item.path.parent.name in ("web", "limits") and item.path.name not in WITHOUT_FRAMEWORK:
+            item.add_marker("framework")
         if isinstance(item, pytest.Function) and (_has_server_row(item) or _has_server_fixture(item)):
             item.add_marker("server")
+    other = [item for item in items if _build_of(item) not in ("", "compiled" if COMPILED else "plain")]
+    items[:] = [item for item in items if item not in other]
+    config.hook.pytest_deselected(items=other)
+
+
+def _build_of(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("build")
+    return marker.args[0] if marker else ""
 
 
 def _has_server_row(item: pytest.Function) -> bool:

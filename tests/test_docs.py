@@ -10,7 +10,8 @@ import pytest
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(page for folder in (".", "docs", "benchmarks", "deploy") for page in (ROOT / folder).glob("*.md"))
+FOLDERS = (".", "docs", "docs/web", "benchmarks", "deploy")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 
 # What is the reader's own.
@@ -44,10 +45,12 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs(page: Path, redis_server: Server) -> None:
+def test_python_runs(page: Path, redis_server: Server, tmp_path: Path) -> None:
     """One block after the other, as a reader would type them; those marked `py` need what is not installed here."""
     blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
+    code = code.replace("shared://myapp", f"shared://{tmp_path}")
+    code = code.replace("    web.run_app(app)\n", "    pass\n")  # it serves until it is stopped
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
 

@@ -30,6 +30,11 @@ def test_redis_replies_are_apart(redis_server: Server) -> None:
     assert interrupted("redis", redis_server.bare_url + "?timeout=10") == "survived\n"
 
 
+def test_redis_answers_other_threads(redis_server: Server) -> None:
+    """No call of a thread that shares trips with the main thread is lost, or stuck."""
+    assert interrupted("threads", redis_server.bare_url + "?timeout=10") == "survived\n"
+
+
 class Folded(str):
     """Text that takes upper and lower case for the same."""
 

@@ -11,6 +11,7 @@ if limiter.try_acquire("user:123"):
 # rule.py          what a limiter enforces: name, quotas, algorithm
 # decision.py      the answer to one check
 # limiter.py       Limiter and AsyncLimiter
+# joint.py         several limiters and keys at once, all or nothing
 # decorators.py    a limit around a function or a block
 # fallback.py      what to answer when the store cannot
 # keys.py          what a key may be, and its place in a Redis key
@@ -29,6 +30,8 @@ if limiter.try_acquire("user:123"):
 # simulate/        fleets of hybrid limiters, simulated
 # coordination/    lock, circuit breaker, pool, queue
 # clients/         httpx and requests with a pool
+# web/             headgate in web frameworks
+# limits/          storages and strategies for the library limits
 # service/         headgate over HTTP
 # cli/             the headgate command
 

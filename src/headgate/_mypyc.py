@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 T = TypeVar("T")
+
+# Not `sys._is_gil_enabled()`: a free-threaded Python holds a lock for a moment while it imports compiled modules.
+FREE_THREADED: Final = "free-threading build" in sys.version
 
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr

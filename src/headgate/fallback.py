@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Sequence
 from time import monotonic
 
 from headgate._lifecycle import renew_after_fork
@@ -61,18 +62,14 @@ class Fallback:
     def take(self, key: str, permits: int, error: Exception, *, refused: bool, unsure: bool) -> Decision:
         """Answer a check that the store did not. *refused*: it answered with an error. *unsure*: it may have spent."""
         self.record_failure(error, refused=refused)
-        if self.local is None:
-            return self._fixed_answer(permits)
-        made = self.local.try_acquire(key, permits)
-        if made.allowed and not unsure:  # the store may have spent them already, and a debt would charge them twice
+        made = self._take(key, permits)
+        if self.local and made.allowed and not unsure:  # the store may have spent it: a debt would charge it twice
             self.record_debt(key, permits)
-        return _degraded(made)
+        return made
 
     def peek(self, key: str, permits: int, error: Exception, *, refused: bool) -> Decision:
         self.record_failure(error, refused=refused)
-        if self.local:
-            return _degraded(self.local.peek(key, permits))
-        return self._fixed_answer(permits)
+        return self._peek(key, permits)
 
     def record_debt(self, key: str, permits: int) -> None:
         """Remember to charge *permits* to the store."""
@@ -129,11 +126,44 @@ class Fallback:
                 self.policy,
             )
 
+    def _take(self, key: str, permits: int) -> Decision:
+        return _degraded(self.local.try_acquire(key, permits)) if self.local else self._fixed_answer(permits)
+
+    def _peek(self, key: str, permits: int) -> Decision:
+        return _degraded(self.local.peek(key, permits)) if self.local else self._fixed_answer(permits)
+
     def _fixed_answer(self, permits: int) -> Decision:
         limit = self.rule.capacity
         if self.policy == "deny":
             return decision(False, limit, 0, _RETRY_US, _RETRY_US, degraded=True)
         return decision(True, limit, limit - permits, degraded=True)
+
+
+def take_all(
+    checks: Sequence[tuple[Fallback, str, int]], error: Exception, *, refused: bool, unsure: bool
+) -> list[Decision]:
+    """Answer checks that the store did not decide together: each by its own policy, and all allow or none is granted.
+
+    A check is a fallback, a key and permits; *refused* and *unsure* are as for `Fallback.take`.
+    """
+    for fallback, _, _ in sorted(checks, key=lambda check: check[0].policy != "raise"):  # raise, before others count
+        fallback.record_failure(error, refused=refused)
+    made = [fallback._peek(key, permits) for fallback, key, permits in checks]
+    if all(made):
+        for i, (fallback, key, permits) in enumerate(checks):
+            made[i] = fallback._take(key, permits)
+            if not made[i]:  # another call came first
+                for earlier, its_key, its_permits in checks[:i]:
+                    if earlier.local:
+                        earlier.local.refund(its_key, its_permits)
+                break
+        else:
+            for fallback, key, permits in checks:
+                if fallback.local and not unsure:
+                    fallback.record_debt(key, permits)
+            return made
+    pairs = zip(checks, made, strict=True)
+    return [fallback._peek(key, 0) if decision else decision for (fallback, key, _), decision in pairs]
 
 
 def _degraded(made: Decision) -> Decision:

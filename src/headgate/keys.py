@@ -22,6 +22,8 @@ _LABEL = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D", ":": "%3A", "/": "%2
 
 def check_key(key: object, what: str = "key", *, secret: bool = False) -> str:
     """Return *key* if it is one, else raise `InvalidKey` saying what would be right; without it if it is a *secret*."""
+    if type(key) is str and key.isascii() and key.isprintable() and 0 < len(key) <= MAX_BYTES:
+        return key  # most keys; the lines below find out what is wrong with another
     if not isinstance(key, str):
         raise InvalidKey(f"{what} must be text (str), got {type(key).__name__}{_shown(key, secret)}")
     if not key:

@@ -23,9 +23,9 @@ from headgate.decision import Decision
 from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
 from headgate.keys import check_key
-from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, check_permits, check_policy
+from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, Start, check_permits, check_policy
 from headgate.stores.base import NO_PICKLE, AsyncBackend, Backend, Health, Store, StoreHealth, StoreOptions, open_store
-from headgate.stores.memory import KeyTable, TryAcquire
+from headgate.stores.key_table import KeyTable, TryAcquire
 from headgate.stores.thread_pool import ThreadPoolStore
 
 LONGEST_WAIT = 1e9  # seconds, about 30 years, which every clock can count
@@ -42,13 +42,14 @@ class _OnStore:
         quota: Quotas,
         *,
         algorithm: AlgorithmName = "token_bucket",
+        start: Start = "clock",
         store: str | Store = "memory://",
         name: str = "default",
         on_store_error: OnStoreError = "allow",
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        self.rule = Rule(quota, algorithm, name)
+        self.rule = Rule(quota, algorithm, name, start)
         self.store, self._owned = open_store(store, clock, options)
         self._use(self._open(check_policy(on_store_error)))
         self._clock: Clock = self._backend.clock
@@ -100,13 +101,15 @@ class Limiter(TryAcquire, _OnStore):
 
     quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
     algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
-    store           a URL (``memory://``, ``redis://host:port/db``) or a store object
+    start           of fixed windows: clock (they start at multiples of the period), or first (at a key's first call)
+    store           a URL (``memory://``, ``shared://name``, ``redis://host:port/db``) or a store object
     name            tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on
                     Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise
     clock           a `headgate.testing.ManualClock`, in tests
-    options         max_keys (memory); prefix, hash_keys, timeout, connect_timeout, max_connections (Redis). A store
-                    ignores the options of the other one, so that a setting can choose between them
+    options         max_keys (memory, shared); prefix, hash_keys, timeout, connect_timeout, max_connections,
+                    min_connections, retries, retry_pause (Redis). A store ignores the options of others, so that a
+                    setting can choose between them
     """
 
     _backend: Backend
@@ -190,7 +193,7 @@ class Limiter(TryAcquire, _OnStore):
     def _for_async(self) -> AsyncLimiter:
         """The limiter for async functions under `limit`: the same rule, store and waiters, without blocking."""
         rule, store = self.rule, self.store if self._backend.in_process else ThreadPoolStore(self.store, self._backend)
-        twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, store=store, name=rule.name)
+        twin = AsyncLimiter(rule.quotas, algorithm=rule.kind, start=rule.start, store=store, name=rule.name)
         twin._waiters = self._waiters
         return twin
 
@@ -228,8 +231,8 @@ class AsyncLimiter(_OnStore):
     async def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
-        wake = asyncio.Event()
-        waiter = Waiter(key, functools.partial(_set_threadsafe, asyncio.get_running_loop(), wake))
+        wake, loop = asyncio.Event(), asyncio.get_running_loop()
+        waiter = Waiter(key, functools.partial(_set_threadsafe, loop, wake), loop.is_running)
         return await self._wait(acquire(self._waiters, waiter, self._clock, timeout), key, permits, wake)
 
     async def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:

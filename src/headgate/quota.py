@@ -23,8 +23,10 @@ _TEXT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 
+_SEPARATOR = re.compile(r"\s*(?:[;|&+]|(?<=[a-z])\s*,)\s*", re.IGNORECASE)  # as other libraries have between quotas
+
 _MAX_COUNT = 1_000_000_000
-_LONGEST = 366 * 86400  # seconds
+_LONGEST = 3660 * 86400  # seconds, ten years: numbers of microseconds that a double counts exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class Quota:
             raise InvalidQuota(f"a quota is text or a Quota, got {type(text).__name__} {text!r:.80}; write {FORM}")
         found = _TEXT.fullmatch(text)
         if not found:
+            several = [part for part in _SEPARATOR.split(text[:80]) if part]
+            if len(several) > 1:
+                raise InvalidQuota(f"{text!r:.80} is not one quota; several are a list: {several}")
             raise InvalidQuota(f"cannot read the quota {text!r:.80}; write {FORM}")
         unit = _UNITS.get(found["unit"].lower())
         if unit is None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from headgate.algorithms import ALGORITHMS as ALGORITHMS
+from headgate.algorithms import VARIANTS, AlgorithmSpec
 from headgate.algorithms import AlgorithmName as AlgorithmName
+from headgate.algorithms import Start as Start
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.all_of import AllOf
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
@@ -22,18 +24,23 @@ POLICIES: tuple[OnStoreError, ...] = get_args(OnStoreError)
 class Rule:
     """The checked arguments of a limiter, from which a store makes its backend."""
 
-    def __init__(self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default") -> None:
+    def __init__(
+        self, quotas: Quotas, algorithm: str = "token_bucket", name: str = "default", start: str = "clock"
+    ) -> None:
         self.kind: AlgorithmName = check_algorithm(algorithm)
+        self.start: Start = check_start(start, self.kind)
+        self.state_kind: str = "first_window" if self.start == "first" else self.kind  # in labels and Redis keys
+        self.spec: AlgorithmSpec = VARIANTS.get(self.state_kind) or ALGORITHMS[self.kind]
         self.name = check_key(name, "name")
         self.quotas = _parse(quotas)
-        self.parts: list[Algorithm[Any]] = [ALGORITHMS[self.kind].make(quota) for quota in self.quotas]
+        self.parts: list[Algorithm[Any]] = [self.spec.make(quota) for quota in self.quotas]
         self.algorithm = self.parts[0] if len(self.parts) == 1 else AllOf(self.parts)
         self.capacity = self.algorithm.limit
 
     @property
     def label(self) -> tuple[object, ...]:
         """Limiters on one store share their states if their labels are equal."""
-        return (self.name, self.kind, *self.quotas)
+        return (self.name, self.state_kind, *self.quotas)
 
 
 def _parse(quotas: Quotas) -> list[Quota]:
@@ -60,6 +67,17 @@ def check_algorithm(algorithm: object) -> AlgorithmName:
         if name == text:
             return name
     raise ValueError(f"unknown algorithm {algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}")
+
+
+def check_start(start: object, kind: AlgorithmName) -> Start:
+    """Return *start* if windows of this *kind* can start there; else raise."""
+    if start == "clock":
+        return "clock"
+    if start != "first":
+        raise ValueError(f"start must be 'clock' or 'first', got {start!r:.40}")
+    if kind != "fixed_window":
+        raise ValueError(f"start='first' is for algorithm='fixed_window'; {kind} has no window that a call starts")
+    return "first"
 
 
 def check_policy(policy: object) -> OnStoreError:

@@ -3,8 +3,11 @@
 import pytest
 
 from headgate import Quota
+from headgate.redis.script import LimiterScript
+from headgate.rule import Rule
 from tests.support.callers import Callers
 from tests.support.scenario import Scenario, play
+from tests.support.servers import Server
 
 SCENARIOS = [
     Scenario(
@@ -119,3 +122,30 @@ SCENARIOS = [
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.story)
 def test_scenario(scenario: Scenario, callers: Callers) -> None:
     play(scenario, "fixed_window", callers)
+
+
+# quota            the server's time, in seconds    the window that the client names
+NAMED = [
+    ("5/minute", 1_699_920_030, "1699920000"),
+    ("5/minute", 1_699_920_030, "1699919940"),
+    ("5/minute", 1_699_920_030, "1699923600"),
+    ("5/minute", 1_699_920_030, "11699920000"),
+    ("5/minute", 930, "900"),
+    ("5/minute", 930, "1699920000"),
+    (Quota(5, 0.5), 1_699_920_000.75, "1699920000.500000"),
+    (Quota(5, 0.5), 1_699_920_000.75, "1699920000"),
+    (Quota(5, 0.5), 1_699_920_000.25, "1699920000.500000"),
+]
+
+
+@pytest.mark.parametrize(("quota", "seconds", "named"), NAMED, ids=str)
+def test_clients_clock(quota: str | Quota, seconds: float, named: str, any_redis_server: Server) -> None:
+    """Whatever window a client's clock is in, the call counts in that of the server's clock."""
+    rule = Rule(quota, "fixed_window")
+    script = LimiterScript(rule, "rate_limiter", False, None)
+    start, now = "rate_limiter:fixed_window:{k}", int(seconds * 1_000_000)
+    arguments = ["take", now, 1, *script.numbers[0], 1]
+    for _ in range(2):
+        any_redis_server.client().eval(script.text, 1, f"{start}:{named}", *arguments)
+    assert any_redis_server.names() == [start + rule.parts[0].redis_suffix(now)]
+    assert any_redis_server.client().get(any_redis_server.names()[0]) == "2"

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from headgate import Limiter, Quota
 from headgate.rule import AlgorithmName
 from headgate.testing import ManualClock
-from tests.support.quotas import BUCKETS, BURSTS, PLAIN, pauses, period_us, permits
+from tests.support.quotas import BUCKETS, BURSTS, PLAIN, law, pauses, period_us, permits
 
 Grants = list[tuple[int, int]]  # (microsecond, permits)
 
 
-def grants(algorithm: AlgorithmName, quota: Quota, data: st.DataObject) -> Grants:
+def grants(algorithm: str, quota: Quota, data: st.DataObject) -> Grants:
     """Take and take again through random pauses; list what was granted."""
     clock = ManualClock()
-    with Limiter(quota, algorithm=algorithm, clock=clock) as limiter:
+    with Limiter(quota, clock=clock, **law(algorithm)) as limiter:
         granted = []
         for pause, count in data.draw(st.lists(st.tuples(pauses(quota), permits(quota)), max_size=60)):
             clock.advance(pause / 1_000_000)
@@ -44,6 +44,18 @@ def test_fixed_window(quota: Quota, data: st.DataObject) -> None:
     period = period_us(quota)
     for window in {time // period for time, _ in granted}:
         assert sum(count for time, count in granted if time // period == window) <= quota.limit
+
+
+@pytest.mark.parametrize("quota", PLAIN, ids=str)
+@given(data=st.data())
+def test_first_window(quota: Quota, data: st.DataObject) -> None:
+    """A window starts at a grant that no window holds; none holds more than the limit."""
+    ends = total = 0
+    for time, count in grants("first_window", quota, data):
+        if time >= ends:
+            ends, total = time + period_us(quota), 0
+        total += count
+        assert total <= quota.limit
 
 
 @pytest.mark.parametrize("quota", PLAIN, ids=str)

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter
-from headgate.redis.breaker import FAILURES
+from headgate.redis.breaker import FAILURES_TO_OPEN
 from headgate.stores.redis import RedisStore
 from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Node, wait_until
@@ -299,13 +299,13 @@ async def test_broken_late(door: Any, node: Node) -> None:
         assert not await degraded()
         store = limiter.store
         told = (store.sync_executor() if door is Limiter else store.async_executor()).breakers()[0]
-        for _ in range(FAILURES - 1):
+        for _ in range(FAILURES_TO_OPEN - 1):
             told.failed(redis.ConnectionError("reset"), time.monotonic())
         proxy.truncate = 0
         assert await degraded()
         assert told.opened == 0
         assert not await degraded()
-        for _ in range(FAILURES):  # one that was made since then is one
+        for _ in range(FAILURES_TO_OPEN):  # one that was made since then is one
             assert told.opened == 0
             proxy.truncate = 0
             assert await degraded()

@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(
         "report applied before refill",
         "ledger.py",
-        "        free, ceiling = self._load(now)  # refill first: permits that were leased until now left no room for it\n",
+        "        free, ceiling = self._load(now)  # refill before expired leases are burned: until now they took up capacity\n",
         "        early = self.nodes.get(request.node)\n"
         "        if early and early.seq < request.seq and early.lease_id == request.lease_id and request.acked_seq >= early.seq:\n"
         "            self.leased_out -= early.leased_out - min(request.held, early.leased_out)\n"
@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "a burn before the refill",
         "ledger.py",
-        "        free, ceiling = self._load(now)  # refill first",
-        "        if now >= self.exp:\n            self._burn(now)\n        free, ceiling = self._load(now)  # refill first",
+        "        free, ceiling = self._load(now)  # refill before expired",
+        "        if now >= self.exp:\n            self._burn(now)\n        free, ceiling = self._load(now)  # refill before expired",
     ),
     Mutant(
         "an expired lease is refunded",

@@ -30,6 +30,14 @@ def within_a_minute() -> None:
 
 
 @pytest.fixture
+def within_an_hour() -> None:
+    """The same before an hour ends."""
+    left = 3600 - time.time() % 3600
+    if left < 20:
+        time.sleep(left)
+
+
+@pytest.fixture
 def key() -> str:
     """A key that no other test uses."""
     return f"key-{next(_keys)}"

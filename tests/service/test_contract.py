@@ -450,4 +450,4 @@ def test_the_banner(start: Start) -> None:
     service = start("--workers", "2", "--host", "0.0.0.0", config="[rules.login]\nquotas = '5/minute'\n")
     text = service.log()
     assert f"http://0.0.0.0:{service.port}/" in text and "memory://" in text and "login" in text
-    assert "no token is set" in text and "2 times as high" in text
+    assert "no token is set" in text and "shared by the workers" in text

@@ -47,7 +47,7 @@ def test_events(start: Start) -> None:
             break
     assert sum(seen) == 4
     assert 0 < event["latency"]["p50"] <= event["latency"]["p99"] <= 1
-    assert event["store"]["state"] == "closed" and event["store"]["kind"] == "memory"
+    assert event["store"]["state"] == "closed" and event["store"]["kind"] == "shared"
     assert event["version"] and event["uptime"] >= 0 and abs(event["at"] - time.time()) < 60
     after = next(stream)
     assert row(after, "default", "GCRA")["allowed"] == 0 and after["latency"] == {"p50": 0.0, "p99": 0.0}

@@ -17,6 +17,7 @@ def test_schemathesis_finds_nothing(start: Start, tmp_path: Path) -> None:
     service = start(config=STRICT)
     command = [Path(sys.executable).parent / "schemathesis", "run", f"http://127.0.0.1:{service.port}/openapi.json"]
     options = ["--max-examples", "5", "--seed", "7", "--request-timeout", "60", "--no-color"]
+    options += ["--exclude-path-regex", "/forward/"]  # there every method is right: tests/service/test_forward.py
     done = subprocess.run(
         [str(part) for part in (*command, *options)], cwd=tmp_path, capture_output=True, text=True, timeout=110
     )

@@ -239,6 +239,7 @@ BAD_TOML = [
     ("port = " + "[" * 50_000, 1, "deeply"),
     ("".join(f"[rules.r{i}]\nquotas = '1/s'\n" for i in range(2001)), 1, "at most 2000"),
     ("[rules.a]\nquotas = '10/m'\nkey = ['ip']", 3, "header:NAME"),
+    ("uri_header = 'X Uri'", 1, "uri_header"),
     ("[rules.a]\nquotas = '10/m'\nkey = []", 3, "length"),
     ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'platinum' }", 3, "100/minute"),
     ("[rules.a]\nquotas = '10/m'\noverrides = { vip = 'gold' }", 3, "; or add that plan to [plans]"),
@@ -395,9 +396,10 @@ class TestReload:
 
     def test_file_watch(self) -> None:
         """A changed file is read once it has stayed the same for a second."""
-        one, two, three = (1, 0, 1), (2, 10, 1), (3, 20, 1)
+        one, two, three = ({"a": (i, 10 * i, 1)} for i in range(1, 4))
+        missing: dict[str, tuple[int, int, int]] = {}
         watch = FileWatch(one)
-        looks = [one, two, three, three, three, None, two, two, two]
+        looks = [one, two, three, three, three, missing, two, two, two]
         assert [watch.is_new(stamp) for stamp in looks] == [False] * 3 + [True] + [False] * 3 + [True] + [False]
         watch = FileWatch(one)
         assert [watch.is_new(stamp) for stamp in (two, one, one)] == [False] * 3

@@ -21,6 +21,12 @@ def test_slot_numbers(file: Path) -> None:
     assert one.names() == other.names() == ["a X", "b X", "a Y"]
 
 
+def test_long_names(file: Path) -> None:
+    """A name that is too long is cut, and found again."""
+    one, other = SharedCounters(file), SharedCounters(file)
+    assert [one.slot("x" * 129), other.slot("x" * 129), SharedCounters(file).slot("x" * 128)] == [0, 0, 0]
+
+
 def test_counts_are_shared(file: Path) -> None:
     """Each worker sees the counts, the report and the header of the others."""
     one, other = SharedCounters(file), SharedCounters(file)

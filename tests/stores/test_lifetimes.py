@@ -5,15 +5,16 @@ import pytest
 from headgate import Quota
 from tests.support.callers import Callers
 from tests.support.clocks import until
-from tests.support.quotas import ALGORITHMS
+from tests.support.quotas import LAWS
 
 BRIEF = Quota(5, 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quotas", [[BRIEF], [BRIEF, Quota(9, 0.5)]], ids=["one quota", "several"])
 def test_records_go(quotas: list[Quota], any_callers: Callers) -> None:
     """Whatever wrote them, records are gone soon after they have ceased to matter, while other keys are asked for."""
-    limiters = [any_callers.limiter(quotas, algorithm=algorithm) for algorithm in ALGORITHMS]
+    limiters = [any_callers.limiter(quotas, algorithm=algorithm) for algorithm in LAWS]
     for limiter in limiters:
         for number in range(20):
             limiter.try_acquire(f"spent {number}", permits=5)
@@ -31,7 +32,7 @@ def test_records_go(quotas: list[Quota], any_callers: Callers) -> None:
     until(nearly_all_are_gone)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_nothing_is_written_in_vain(algorithm: str, callers: Callers) -> None:
     """A look, a refund or a reset of a key never seen makes no record; a reset leaves none that is kept."""
     limiter = callers.limiter(["5/minute", "9/hour"], algorithm=algorithm)

@@ -11,7 +11,8 @@ import pytest
 
 from headgate import Limiter
 from headgate.rule import AlgorithmName, Rule
-from headgate.stores.memory import BucketTable, KeyTable, MemoryStore
+from headgate.stores.key_table import BucketTable, IntegerTable, KeyTable
+from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.support.callers import in_threads
 from tests.support.quotas import ALGORITHMS
@@ -25,6 +26,7 @@ def store(clock: ManualClock) -> MemoryStore:
     return MemoryStore(max_keys=BOUND, clock=clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_flood(algorithm: AlgorithmName, store: MemoryStore, clock: ManualClock) -> None:
     """A flood of new keys neither grows the store nor frees a key that is at its limit."""
@@ -183,13 +185,20 @@ def test_threads_and_time_that_moves(clock: ManualClock) -> None:
     assert most - 2 <= sum(in_threads(16, work)) <= most  # a little is lost while the bucket is still full
 
 
-@pytest.mark.parametrize("quota", ["10/second burst 4", "7/second", "1000000000/second", "3/366d"])
-def test_shortcut_for_buckets(quota: str) -> None:
-    """`BucketTable`, which writes the law of buckets out, answers as `KeyTable` does, which calls it."""
+@pytest.mark.parametrize(
+    ("quota", "algorithm"),
+    [
+        *[(quota, "token_bucket") for quota in ("10/second burst 4", "7/second", "1000000000/second", "3/366d")],
+        *[(quota, "fixed_window") for quota in ("7/second", "1000000000/second", "3/366d")],
+        *[(quota, "sliding_window_counter") for quota in ("7/second", "1000000000/second", "3/366d")],
+    ],
+)
+def test_shortcuts(quota: str, algorithm: AlgorithmName) -> None:
+    """`BucketTable`, which writes the law of buckets out, and `IntegerTable` answer as `KeyTable` does."""
     clock, dice = ManualClock(), random.Random(quota)
-    store, rule = MemoryStore(clock=clock), Rule(quota)
+    store, rule = MemoryStore(clock=clock), Rule(quota, algorithm=algorithm)
     by_law, written_out = KeyTable(store, rule.algorithm), store.open(rule)
-    assert isinstance(written_out, BucketTable)
+    assert isinstance(written_out, BucketTable if algorithm == "token_bucket" else IntegerTable)
     for _ in range(2000):
         permits = dice.randint(1, rule.capacity) if dice.random() < 0.2 else dice.randint(1, min(rule.capacity, 3))
         assert by_law.try_acquire("k", permits) == written_out.try_acquire("k", permits)
@@ -197,6 +206,7 @@ def test_shortcut_for_buckets(quota: str) -> None:
         clock.advance(dice.choice([0, 0.000_001, 0.05, 0.3, rule.quotas[0].period * dice.random()]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same_key", [True, False])
 @pytest.mark.parametrize("algorithm", ["token_bucket", "sliding_window"])
 def test_signal_handler(algorithm: AlgorithmName, same_key: bool) -> None:

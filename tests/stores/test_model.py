@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import Limiter, Quota
-from headgate.rule import AlgorithmName
 from headgate.testing import ManualClock
 from tests.support.callers import Callers
-from tests.support.quotas import ALGORITHMS, BUCKETS
+from tests.support.quotas import BUCKETS, LAWS, law
 from tests.support.trial import Step, Trial
 
 KEYS = ["a", "b", "a}b", "%7B", "사용자"]
@@ -25,7 +24,7 @@ SEVERAL = [[Quota(7, 60.0), Quota(31, 3600.0)], [Quota(50, 90.5), Quota(40, 61.0
 CALLS = {"take": 70, "peek": 13, "look": 5, "refund": 6, "reset": 2, "wait": 3, "rest": 1}  # and how often
 
 
-def quotas_for(algorithm: AlgorithmName, several: bool) -> list[list[Quota]]:
+def quotas_for(algorithm: str, several: bool) -> list[list[Quota]]:
     if several:
         return SEVERAL
     return [[quota] for quota in (ONE + ONE_WITH_BURST if algorithm in BUCKETS else ONE)]
@@ -48,8 +47,8 @@ def steps(quotas: list[Quota], seed: str, count: int) -> Iterator[Step]:
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one quota", "several quotas"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_agrees(algorithm: AlgorithmName, several: bool, any_callers: Callers) -> None:
+@pytest.mark.parametrize("algorithm", LAWS)
+def test_agrees(algorithm: str, several: bool, any_callers: Callers) -> None:
     """Every number of every decision is as the model says; what cannot be exact is as in memory."""
     choices = quotas_for(algorithm, several)
     if not any_callers.whole:
@@ -58,7 +57,7 @@ def test_agrees(algorithm: AlgorithmName, several: bool, any_callers: Callers) -
     for number, quotas in enumerate(choices):
         clock = ManualClock()
         limiter = any_callers.limiter(quotas, algorithm=algorithm, clock=clock, name=f"walk {number}")
-        twin = Limiter(quotas, algorithm=algorithm, clock=clock)
+        twin = Limiter(quotas, clock=clock, **law(algorithm))
         trial = Trial(limiter, clock, algorithm, *quotas, twin=twin)
         each = count // len(choices)
         trial.walk(steps(quotas, f"{algorithm} {quotas}", each))

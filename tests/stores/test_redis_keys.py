@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from headgate import Quota
 from headgate.testing import ManualClock
 from tests.support.callers import MakeLimiter
-from tests.support.quotas import ALGORITHMS, BUCKETS, HOSTILE_KEYS, WINDOWS
+from tests.support.quotas import BUCKETS, HOSTILE_KEYS, LAWS, WINDOWS
 from tests.support.servers import Server
 
 MIDNIGHT = 1_699_920_000  # where a manual clock starts
@@ -20,7 +21,8 @@ LAYOUT = [
     ("token_bucket", "rate_limiter:token_bucket:{user:123}", "hash"),
     ("leaky_bucket", "rate_limiter:leaky_bucket:{user:123}", "hash"),
     ("fixed_window", f"rate_limiter:fixed_window:{{user:123}}:{MIDNIGHT}", "string"),
-    ("sliding_window", "rate_limiter:sliding_window:{user:123}", "zset"),
+    ("first_window", "rate_limiter:first_window:{user:123}", "string"),
+    ("sliding_window", "rate_limiter:sliding_window:{user:123}", "string"),
     ("sliding_window_counter", "rate_limiter:sliding_window_counter:{user:123}", "hash"),
     ("gcra", "rate_limiter:gcra:{user:123}", "string"),
 ]
@@ -34,6 +36,7 @@ TIMES_TO_LIVE = [
     ("fixed_window", "100/minute", 61),  # window + 1
     ("fixed_window", "5/second", 2),
     ("fixed_window", "5/day", 86401),
+    ("first_window", "100/minute", 61),
     ("sliding_window", "100/minute", 61),
     ("sliding_window", "5/second", 2),
 ]
@@ -81,15 +84,26 @@ def test_fixed_window(redis_server: Server, redis_limiter: MakeLimiter) -> None:
     assert client.get(f"rate_limiter:fixed_window:{{k}}:{MIDNIGHT + 60}") == "7"
 
 
+def test_first_window(redis_server: Server, redis_limiter: MakeLimiter) -> None:
+    """The text shows when the window ends and what was spent; a window of which nothing is spent is gone."""
+    limiter = redis_limiter("10/minute", algorithm="first_window", clock=ManualClock())
+    limiter.try_acquire("k", permits=5)
+    assert redis_server.client().get("rate_limiter:first_window:{k}") == f"{(MIDNIGHT + 60) * 1_000_000}:5"
+    limiter.refund("k", permits=5)
+    assert redis_server.names() == []
+
+
 def test_sliding_window(redis_server: Server, redis_limiter: MakeLimiter) -> None:
-    """The entries of the log are scored by their time."""
+    """The last record of the log is the time of the last call, in four bytes, and the permits of all."""
     clock = ManualClock()
     limiter = redis_limiter("10/minute", algorithm="sliding_window", clock=clock)
-    for _ in range(3):
-        limiter.try_acquire("k")
+    for permits in (1, 3, 2):
         clock.advance(1.5)
-    log = redis_server.client().zrange("rate_limiter:sliding_window:{k}", 0, -1, withscores=True)
-    assert [score for _, score in log] == [(MIDNIGHT + offset) * 1_000_000 for offset in (0, 1.5, 3)]
+        limiter.try_acquire("k", permits)
+    with redis.Redis(port=redis_server.port) as client:
+        record = client.getrange("rate_limiter:sliding_window:{k}", -8, -1)
+    assert int.from_bytes(record[:4], "big") == int((MIDNIGHT + 4.5) * 1_000_000) % 2**32
+    assert int.from_bytes(record[4:], "big") == 6
 
 
 def test_size_of_the_log(redis_server: Server, redis_limiter: MakeLimiter) -> None:
@@ -101,7 +115,7 @@ def test_size_of_the_log(redis_server: Server, redis_limiter: MakeLimiter) -> No
     assert redis_server.client().memory_usage("rate_limiter:sliding_window:{k}") < 1000
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_state_stays_small(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     """A log grows with what it admits and forgets what is old; everything else stays as it is."""
     clock = ManualClock()
@@ -132,7 +146,7 @@ WINDOW_QUOTAS = ["10/second", Quota(100, 0.5), Quota(3, 0.001), "7/minute", "1/d
 
 @pytest.mark.parametrize(
     ("algorithm", "quota"),
-    [*itertools.product(BUCKETS, BUCKET_QUOTAS), *itertools.product(WINDOWS, WINDOW_QUOTAS)],
+    [*itertools.product(BUCKETS, BUCKET_QUOTAS), *itertools.product([*WINDOWS, "first_window"], WINDOW_QUOTAS)],
     ids=str,
 )
 def test_every_write_expires(
@@ -160,7 +174,7 @@ def test_every_write_expires(
             assert "{k}" not in name or left > reset_after - 0.05 - (time.monotonic() - begun)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_state_ends_by_itself(algorithm: str, any_redis_server: Server, any_redis_limiter: MakeLimiter) -> None:
     """The shortest-lived key is gone when its time has come, and no earlier."""
     limiter = any_redis_limiter("100/30d", algorithm=algorithm)
@@ -174,7 +188,7 @@ def test_state_ends_by_itself(algorithm: str, any_redis_server: Server, any_redi
     assert client.pttl(name) > 1
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_reset_leaves_nothing(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     limiter = redis_limiter(["5/minute", "9/hour"], algorithm=algorithm, clock=ManualClock())
     limiter.try_acquire("k")
@@ -183,7 +197,7 @@ def test_reset_leaves_nothing(algorithm: str, redis_server: Server, redis_limite
     assert contents(redis_server) == {}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_names_and_quotas(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     """They are told apart after the brace."""
     redis_limiter("5/minute", algorithm=algorithm, name="login").try_acquire("k")
@@ -215,7 +229,7 @@ def test_braces_and_percent_are_encoded(
     assert redis_server.names() == [f"rate_limiter:token_bucket:{{{encoded}}}"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_hashed_keys(algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     """A digest stands for the key, the same in every process."""
     keys = ["ann@example.com", "bob@example.com", "x" * 256]
@@ -233,7 +247,7 @@ def test_hashed_keys(algorithm: str, redis_server: Server, redis_limiter: MakeLi
     assert not other.try_acquire(keys[0]), "the digest is the same in every process"
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_refund_after_a_lower_quota(algorithm: str, redis_limiter: MakeLimiter) -> None:
     """More is spent than the new quota would allow: what is given back is given back."""
     clock = ManualClock()
@@ -283,7 +297,7 @@ def test_keys_spread_over_slots(hash_keys: bool, redis_server: Server, redis_lim
     assert len(slots) >= len(HOSTILE_KEYS) - 2  # 49 keys on 16384 slots: two that meet by chance are already rare
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 @pytest.mark.parametrize("key", ["a", "a}b", "{", "}", "{}", "}{x}", "a:b", "%7B", "😀" * 64], ids=ascii)
 def test_one_slot_for_a_client(key: str, algorithm: str, redis_server: Server, redis_limiter: MakeLimiter) -> None:
     for name in ("default", "login", "{x}", "}{y}"):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headgate import Decision, Limiter
+from headgate import AsyncLimiter, Decision, Limiter
 from headgate.errors import PermitsExceedLimit, RateLimited
 from tests.support.callers import Callers
 from tests.support.clocks import PATIENCE, WatchedClock, until
-from tests.support.quotas import ALGORITHMS
+from tests.support.quotas import LAWS
 
 MICROSECOND = 0.000_001
 
@@ -30,7 +30,7 @@ def test_free_permits(callers: Callers, clock: WatchedClock) -> None:
     assert clock.naps == []
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", LAWS)
 def test_waits_until_due(algorithm: str, callers: Callers, clock: WatchedClock) -> None:
     """Exactly as long as it takes, to the microsecond."""
     limiter = callers.limiter("2/minute", algorithm=algorithm, clock=clock)
@@ -185,6 +185,7 @@ def test_cancelled_waiter(async_callers: Callers, clock: WatchedClock) -> None:
     first, middle, last = (async_callers.wait_in_line(clock, limiter, permits=count) for count in (5, 1, 1))
     middle.cancel()
     first.cancel()
+    until(lambda: clock.naps[-1] == 1.0 and clock.sleeping == 1)  # the last one is first, and has asked
     clock.advance(1.0)
     assert last.result(PATIENCE).remaining == 0
     for gone in (first, middle):
@@ -240,3 +241,21 @@ def test_wait_for(async_callers: Callers) -> None:
     until(lambda: limiter.peek("k", permits=0).remaining == 10)
     for _ in range(10):
         assert limiter.acquire("k", timeout=PATIENCE)
+
+
+def test_stopped_loop() -> None:
+    """A task in an event loop that no longer runs does not hold up the waiters of another."""
+    limiter = AsyncLimiter("1/hour")
+    stopped = asyncio.new_event_loop()
+    assert stopped.run_until_complete(limiter.try_acquire("k"))
+    held_up = stopped.create_task(limiter.acquire("k"))
+    stopped.run_until_complete(asyncio.sleep(0))
+
+    async def refund_and_wait() -> Decision:
+        await limiter.refund("k")
+        return await limiter.acquire("k", timeout=PATIENCE)
+
+    assert asyncio.run(refund_and_wait())
+    held_up.cancel()
+    stopped.run_until_complete(asyncio.wait([held_up]))
+    stopped.close()

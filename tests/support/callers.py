@@ -10,14 +10,16 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from headgate import AsyncLimiter, Decision, Limiter
+from headgate.joint import JointCheck, try_acquire_all, try_acquire_all_async
 from tests.support.clocks import WatchedClock, until
+from tests.support.quotas import law
 
 if TYPE_CHECKING:
     from tests.support.stores import OpenStore
@@ -109,10 +111,15 @@ class Callers:
         self._end.__exit__(kind, error, trace)
 
     def limiter(self, quota: Any, **options: Any) -> Limiter:
-        """A limiter that raises when the store fails, unless *options* say otherwise."""
-        ours: dict[str, Any] = {name: options.pop(name) for name in ("algorithm", "name") if name in options}
+        """A limiter that raises when the store fails, unless *options* say otherwise.
+
+        The option *beside* is a limiter on whose store object it is to be.
+        """
+        beside = options.pop("beside", None)
+        ours: dict[str, Any] = {name: options.pop(name) for name in ("name",) if name in options}
+        ours |= law(options.pop("algorithm", "token_bucket"))
         ours["on_store_error"] = options.pop("on_store_error", "raise")
-        ours |= self.store.connect(self, **options)
+        ours |= {"store": beside.store} if beside else self.store.connect(self, **options)
         if self.colour == "sync":
             limiter = Limiter(quota, **ours)
             self.at_end(limiter.close)
@@ -120,6 +127,13 @@ class Callers:
         asynchronous = AsyncLimiter(quota, **ours)
         self.at_end(asynchronous.aclose)
         return cast(Limiter, BlockingLimiter(self.loop, asynchronous))
+
+    @property
+    def try_acquire_all(self) -> Callable[[Sequence[tuple[Limiter, str, int]]], list[Decision]]:
+        """`try_acquire_all` for limiters of these callers."""
+        if self.colour == "sync":
+            return lambda checks: try_acquire_all([JointCheck(*check) for check in checks])
+        return Call(self.loop, _take_all_async)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run *coroutine* in the event loop."""
@@ -147,6 +161,10 @@ class Callers:
         threads = min(times, 64 if self.whole else 8)
         results = in_threads(threads, lambda: [call(*args, **kwargs) for _ in range(-(-times // threads))])
         return [result for some in results for result in some]
+
+
+async def _take_all_async(checks: Sequence[tuple[Any, str, int]]) -> list[Decision]:
+    return await try_acquire_all_async([JointCheck(limiter.limiter, key, permits) for limiter, key, permits in checks])
 
 
 def in_threads(count: int, work: Callable[[], Any]) -> list[Any]:

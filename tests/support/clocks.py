@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from headgate.testing import ManualClock
 
@@ -31,12 +32,11 @@ class WatchedClock(ManualClock):
             self.sleeping += sleepers
 
     async def wait_async(self, wake: asyncio.Event, seconds: float | None) -> None:
-        self.naps.append(seconds)
-        self.sleeping += 1
+        bed = Bed(self, wake, seconds)
         try:
-            await super().wait_async(wake, seconds)
+            await super().wait_async(bed, seconds)  # type: ignore[arg-type]  # as much of an event as is needed
         finally:
-            self.sleeping -= 1
+            bed.leave()
 
     @property
     def seconds(self) -> float:
@@ -47,17 +47,18 @@ class WatchedClock(ManualClock):
 class Bed:
     """An event to sleep on. A sleeper is counted once the clock knows when to wake it, and can be advanced."""
 
-    def __init__(self, clock: WatchedClock, wake: threading.Event, seconds: float | None) -> None:
+    def __init__(self, clock: WatchedClock, wake: threading.Event | asyncio.Event, seconds: float | None) -> None:
         self.clock, self.wake, self.seconds = clock, wake, seconds
         self.set = wake.set
         self.asleep = False
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, *timeout: float | None) -> Any:
+        """What the event's own `wait` gives: for asyncio to be awaited."""
         if not self.asleep:
             self.asleep = True
             self.clock.naps.append(self.seconds)
             self.clock.count(+1)
-        return self.wake.wait(timeout)
+        return self.wake.wait(*timeout)
 
     def leave(self) -> None:
         if self.asleep:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from headgate import Limiter
 from headgate.rule import check_algorithm
@@ -54,7 +55,25 @@ def redis(url: str) -> None:
                 assert large.peek("k", permits=0).limit == 1000
 
 
+def threads(url: str) -> None:
+    """The calls of other threads, which share trips, go on while those of the main thread are interrupted."""
+    with Limiter("1000000/30d", store=url, on_store_error="raise") as limiter, ThreadPoolExecutor(4) as pool:
+        over = False
+
+        def work() -> int:
+            return sum(limiter.try_acquire("k").allowed for _ in iter(lambda: over, True))
+
+        others = [pool.submit(work) for _ in range(4)]
+        try:
+            interrupt_often(lambda: limiter.try_acquire("k"), 100)
+        finally:
+            over = True
+        admitted = sum(other.result() for other in others)
+        assert 0 < admitted <= 1_000_000 - limiter.peek("k", permits=0).remaining
+
+
 if __name__ == "__main__":
     kind, *arguments = sys.argv[1:]
-    memory(*arguments) if kind == "memory" else redis(*arguments)
+    kinds: dict[str, Callable[..., None]] = {"memory": memory, "redis": redis, "threads": threads}
+    kinds[kind](*arguments)
     print("survived")

@@ -1,4 +1,4 @@
-"""Exact models of the six algorithms, from their definitions, in fractions.
+"""Exact models of the algorithms, from their definitions, in fractions.
 
 A model says only whether a call is allowed at a given moment, how much is left then, and whether the key is as good as
 never seen. It does not compute waits: whether a `retry_after` or a `reset_after` is true, and the shortest that is
@@ -8,6 +8,7 @@ Time is in microseconds. Nothing here is shared with the library.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from math import floor
 from typing import Protocol
@@ -78,6 +79,25 @@ class FixedWindow:
         self.counts[window] = max(0, self.counts[window] - permits)
 
 
+class FirstWindow:
+    """A count, and the end of its window, which the first call that counted has started."""
+
+    def __init__(self, quota: Quota) -> None:
+        self.period = int(Fraction(quota.period).limit_denominator(10**6) * 10**6)
+        self.count = self.end = 0
+
+    def used(self, now: int) -> Fraction:
+        return Fraction(self.count if now < self.end else 0)
+
+    def spend(self, now: int, permits: int) -> None:
+        if not self.used(now):
+            self.count, self.end = 0, now + self.period
+        self.count += permits
+
+    def refund(self, now: int, permits: int) -> None:
+        self.count = max(0, self.count - permits)
+
+
 class SlidingWindow:
     """When each permit of the last period was spent; what was spent exactly a period ago is forgotten."""
 
@@ -109,11 +129,12 @@ class SlidingWindowCounter(FixedWindow):
         return self.counts[window] + fading
 
 
-MODELS: dict[str, type[Bucket] | type[Gcra] | type[FixedWindow] | type[SlidingWindow]] = {
+MODELS: dict[str, Callable[[Quota], Model]] = {
     "token_bucket": Bucket,
     "leaky_bucket": Bucket,
     "gcra": Gcra,
     "fixed_window": FixedWindow,
+    "first_window": FirstWindow,
     "sliding_window": SlidingWindow,
     "sliding_window_counter": SlidingWindowCounter,
 }

@@ -2,17 +2,24 @@
 
 from fractions import Fraction
 from math import gcd
-from typing import get_args
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from headgate import Quota
 from headgate.algorithms import ALGORITHMS as SPECS
-from headgate.algorithms import AlgorithmName
+from headgate.algorithms import VARIANTS, AlgorithmName
 
 ALGORITHMS: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
 BUCKETS = [name for name, spec in SPECS.items() if spec.takes_burst]  # they refill all the time
 WINDOWS = [name for name, spec in SPECS.items() if not spec.takes_burst]
+LAWS = (*ALGORITHMS, *VARIANTS)  # with the forms that another argument chooses
+
+
+def law(name: str) -> dict[str, Any]:
+    """The arguments of a limiter by one of `LAWS`."""
+    return {"algorithm": "fixed_window", "start": "first"} if name == "first_window" else {"algorithm": name}
+
 
 HOSTILE_KEYS = [
     "a", "b", "ab", "a}b", "a{b", "{", "}", "{}", "}{", "{a}", "{a", "a}", "a:b", "a:b:c", ":", "::",
@@ -43,7 +50,7 @@ def quotas_for(algorithm: str) -> list[Quota]:
     return PLAIN + BURSTS if algorithm in BUCKETS else PLAIN
 
 
-CASES = [(algorithm, quota) for algorithm in ALGORITHMS for quota in quotas_for(algorithm)]
+CASES = [(algorithm, quota) for algorithm in LAWS for quota in quotas_for(algorithm)]
 
 
 def period_us(quota: Quota) -> int:
@@ -53,7 +60,7 @@ def period_us(quota: Quota) -> int:
 def exact(algorithm: str, quota: Quota) -> bool:
     """Whether the numbers fit a double's 52 bits, so that the library has no excuse to round."""
     period = period_us(quota)
-    if algorithm in ("fixed_window", "sliding_window"):
+    if algorithm in ("fixed_window", "first_window", "sliding_window"):
         return True
     if algorithm == "sliding_window_counter":
         return quota.limit * period < 2**52

@@ -43,15 +43,25 @@ class Answer:
 
 
 class Service:
-    """A running service. Of the variables that begin with HEADGATE_ it sees only those in *environment*."""
+    """A running service. Of the variables that begin with HEADGATE_ it sees only those in *environment*.
+
+    *files* are texts by name, written beside the settings.
+    """
 
     def __init__(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, config: str = "", suffix: str = ".toml"
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        config: str = "",
+        suffix: str = ".toml",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         check_allowed()
         self._folder = tempfile.TemporaryDirectory(prefix="headgate-test-")
         self.folder = Path(self._folder.name)
         self.config = self.folder / f"rules{suffix}"
+        for name, text in (files or {}).items():
+            (self.folder / name).write_text(text)
         if config:
             self.config.write_text(config)
             arguments = ("--config", str(self.config), *arguments)

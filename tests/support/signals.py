@@ -10,9 +10,9 @@ from typing import Any
 
 from headgate import _waiters
 from headgate.coordination import timers
-from headgate.redis import sync_client
+from headgate.redis import shared_trips, sync_client
 
-OURS = {str(module.__file__) for module in (_waiters, timers, sync_client, threading)}
+OURS = {str(module.__file__) for module in (_waiters, timers, shared_trips, sync_client, threading)}
 
 
 def interrupt(

@@ -2,15 +2,17 @@
 
 To add a store, write a subclass of `OpenStore` and a row in `STORES`:
 
-    "shared": Row(shared_memory, processes=True),
+    "shared": Row(shared, processes=True, server=False),
 
-where `shared_memory` is a context manager that gives the open store. Everything in `tests/stores` then runs against it.
+where `shared` is a context manager that gives the open store. Everything in `tests/stores` then runs against it.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from headgate.stores import MemoryStore, RedisStore
+from headgate.stores import MemoryStore, RedisStore, SharedStore
 from headgate.stores.thread_pool import ThreadPoolStore
 from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Sentinels
@@ -42,6 +44,11 @@ class OpenStore:
     def connect(self, callers: Callers, **options: Any) -> dict[str, Any]:
         """What a limiter is given: the store, a URL or an object, and the *options* if it is a URL."""
         return {"store": self.url, **PATIENT, **options}
+
+    @property
+    def patient_url(self) -> str:
+        """The URL for another process."""
+        return f"{self.url}?timeout={PATIENT['timeout']}&connect_timeout={PATIENT['connect_timeout']}"
 
     def clear(self) -> None:
         """Forget all that is kept, before each test."""
@@ -102,6 +109,42 @@ class Memory(OpenStore):
 @contextmanager
 def memory() -> Iterator[OpenStore]:
     yield Memory()
+
+
+class Shared(OpenStore):
+    """A directory of files that processes map; one for each clock, as time in a file never goes back."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(f"shared://{root}/system-clock")
+        self.root = root
+        self.stores: dict[Any, SharedStore] = {}
+
+    @property
+    def patient_url(self) -> str:
+        return self.url
+
+    def connect(self, callers: Callers, clock: Any = None, **_options: Any) -> dict[str, Any]:
+        if clock not in self.stores:
+            url = self.url if clock is None else f"shared://{self.root}/{len(self.stores)}"
+            self.stores[clock] = SharedStore(url, max_keys=1_000, clock=clock)
+        return {"store": self.stores[clock]}
+
+    def clear(self) -> None:
+        self.stores.clear()
+        shutil.rmtree(self.root)
+        os.mkdir(self.root, 0o700)
+
+    def count(self) -> int:
+        return sum(len(store) for store in self.stores.values())
+
+
+@contextmanager
+def shared() -> Iterator[OpenStore]:
+    root = tempfile.mkdtemp(prefix="headgate-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    try:
+        yield Shared(root)
+    finally:
+        shutil.rmtree(root)
 
 
 class OneServer(OpenStore):
@@ -215,6 +258,7 @@ def cluster() -> Iterator[OpenStore]:
 
 STORES = {
     "memory": Row(memory, server=False),
+    "shared": Row(shared, processes=True, server=False),
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=kind == KINDS[0]) for kind in KINDS},
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),

@@ -23,8 +23,9 @@ from headgate.coordination import (
     Pool,
     WaitQueue,
 )
+from headgate.joint import JointCheck, try_acquire_all, try_acquire_all_async
 from headgate.stores import MemoryStore, RedisStore
-from headgate.stores.base import Store
+from headgate.stores.base import JointStore, Store
 from headgate.testing import ManualClock
 
 URL = "redis://localhost:6379/0"
@@ -35,6 +36,7 @@ def stores() -> list[Store]:
     return [
         MemoryStore(max_keys=10, clock=clock),
         RedisStore(URL, prefix="app", hash_keys=True, timeout=0.5, connect_timeout=0.1, max_connections=5, clock=clock),
+        RedisStore(URL, min_connections=2, retries=1, retry_pause=0.01),
         RedisStore(redis.Redis()),
         RedisStore(redis.asyncio.Redis()),
     ]
@@ -53,11 +55,29 @@ def limiters(store: Store) -> None:
     AsyncLimiter("5/minute", store=MemoryStore())
     AsyncLimiter("5/minute", store=RedisStore(URL), clock=ManualClock())
     AsyncHybridLimiter("5/minute", store=RedisStore(URL))
+    Limiter("5/minute", algorithm="fixed_window", start="first")
+    Limiter("5/minute", algorithm="fixed_window", start="now")  # type: ignore[arg-type]
     Limiter("5/minute", algorithm="tokenbucket")  # type: ignore[arg-type]
     AsyncLimiter("5/minute", on_store_error="alow")  # type: ignore[arg-type]
     HybridLimiter("5/minute", algorithm="gcra ")  # type: ignore[arg-type]
     Limiter("5/minute").try_acquire(5)  # type: ignore[arg-type]
     Limiter("5/minute").try_acquire("k", permits="5")  # type: ignore[arg-type]
+
+
+def joint_stores() -> list[JointStore]:
+    return [MemoryStore(), RedisStore(URL)]
+
+
+def joint(limiter: Limiter, hybrid: HybridLimiter) -> bool:
+    decisions: list[Decision] = try_acquire_all([JointCheck(limiter, "k"), JointCheck(hybrid, "other", permits=2)])
+    try_acquire_all([JointCheck(limiter, 5)])  # type: ignore[arg-type]
+    return all(decisions)
+
+
+async def joint_async(limiter: AsyncLimiter, plain: Limiter) -> bool:
+    decisions = await try_acquire_all_async([JointCheck(limiter, "k"), JointCheck(limiter, "other", 2)])
+    await try_acquire_all_async([JointCheck(plain, "k")])  # type: ignore[arg-type]
+    return all(decisions)
 
 
 def coordination(store: Store) -> None:

@@ -7,6 +7,7 @@ token_bucket.py            a full bucket lets a burst through, then calls pass a
 leaky_bucket.py            the same calls, and their times are evenly spaced
 gcra.py                    the same calls, with the time of the next one as the only state
 fixed_window.py            a counter for each window of the clock
+first_window.py            the same for a window that starts at a key's first call: fixed_window with start="first"
 sliding_window.py          the times of all calls of one period
 sliding_window_counter.py  two counters, the older one weighted
 """
@@ -18,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.algorithms import (
     bucket,
+    first_window,
     fixed_window,
     gcra,
     leaky_bucket,
@@ -31,6 +33,7 @@ from headgate.quota import Quota
 AlgorithmName = Literal[
     "token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_window_counter", "gcra"
 ]
+Start = Literal["clock", "first"]  # of a fixed window: multiples of the period, or a key's first call
 
 
 class AlgorithmSpec(NamedTuple):
@@ -49,3 +52,6 @@ ALGORITHMS: dict[AlgorithmName, AlgorithmSpec] = {
     "sliding_window_counter": AlgorithmSpec(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
     "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA, takes_burst=True),
 }
+
+# Variants that another argument selects (`start="first"`), by the name in Redis keys and labels: `Rule.state_kind`.
+VARIANTS = {"first_window": AlgorithmSpec(first_window.FirstWindow, first_window.LUA)}

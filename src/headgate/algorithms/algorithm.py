@@ -1,10 +1,12 @@
 """The contract of an algorithm: two pure functions over a small state, and the same two in Lua.
 
 `evaluate` says what would happen, `consume` makes it happen; neither reads a clock or does I/O, so a store can look at
-several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible.
-The Lua of an algorithm has functions of the same names (`headgate.redis.script` has the rest of the script); the tests
-take both through the same thousands of steps. Numbers stay below 2**53 there, and are passed to ``redis.call`` as they
-are: the server writes all their digits, which Lua's own ``tostring`` would not.
+several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible, and
+`IntegerState.take` has both functions in one.
+The Lua of an algorithm has the functions ``quota``, ``load``, ``evaluate`` and ``consume``, and may have ``where``
+(`headgate.redis.script` has the rest of the script, and lists what they take and give); the tests take both through
+the same thousands of steps. Numbers stay below 2**53 there, and are passed to ``redis.call`` as they are: the server
+writes all their digits, which Lua's own ``tostring`` would not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Final, Generic, TypeVar
 
-from headgate.decision import Decision, Units
+from headgate.decision import Decision, Units, decision_in
 
 State = TypeVar("State")
 
@@ -31,7 +33,10 @@ class Algorithm(Units, Generic[State]):
         raise NotImplementedError
 
     def consume(self, state: State, now: int, permits: int) -> State:
-        """The state after an allowed call; negative *permits* are given back, never above the capacity."""
+        """The state after an allowed call; negative *permits* are given back, never above the capacity.
+
+        For debts it may be called with more permits than there are: then the key is at its limit.
+        """
         raise NotImplementedError
 
     def remaining(self, state: State, now: int) -> int:
@@ -49,6 +54,38 @@ class Algorithm(Units, Generic[State]):
     def lua_arguments(self) -> tuple[int, ...]:
         """The numbers that the Lua twin needs, in the order of its ``quota`` function."""
         raise NotImplementedError
+
+
+class IntegerState(Algorithm[int]):
+    """An algorithm whose state is one whole number, 0 for a key never seen. Its law is one function, `take`."""
+
+    __slots__ = ()
+
+    def take(self, state: int, now: int, permits: int) -> tuple[bool, int, int, int, int]:
+        """Whether the call is allowed, the numbers of its `Decision` (used, reset, retry), and the state after it.
+
+        Negative *permits* are given back. A denial leaves the state as it is.
+        """
+        raise NotImplementedError
+
+    def initial(self) -> int:
+        return 0
+
+    def evaluate(self, state: int, now: int, permits: int) -> Decision:
+        allowed, used, reset, retry, _ = self.take(state, now, permits)
+        return decision_in(self, allowed, used, reset, retry)
+
+    def consume(self, state: int, now: int, permits: int) -> int:
+        allowed, used, _, _, after = self.take(state, now, permits)
+        if allowed:
+            return after
+        return self.take(state, now, self.limit + (-used // self.cost))[4]  # a debt: all that is left is spent
+
+    def remaining(self, state: int, now: int) -> int:
+        return self.limit + (-self.take(state, now, 0)[1] // self.cost)
+
+    def is_expired(self, state: int, now: int) -> bool:
+        return self.take(state, now, 0)[2] == 0
 
 
 _HALF: Final = 29

@@ -23,25 +23,26 @@ class AllOf(Algorithm[list[Any]]):
 
     def evaluate(self, state: list[Any], now: int, permits: int) -> Decision:
         """The decision of the quota with the longest wait or the fewest permits; it resets when all quotas have."""
-        decisions = [part.evaluate(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+        size = len(self.parts)
+        decisions = [self.parts[i].evaluate(state[i], now, permits) for i in range(size)]
         binds = 0
-        for i, decision in enumerate(decisions):
-            if tighter(decision, decisions[binds]):
+        for i in range(1, size):
+            if tighter(decisions[i], decisions[binds]):
                 binds = i
         worst = decisions[binds]
         if not worst.allowed:  # nothing is spent, also from quotas that would have allowed the call
-            decisions = [part.evaluate(kept, now, 0) for part, kept in zip(self.parts, state, strict=True)]
+            decisions = [self.parts[i].evaluate(state[i], now, 0) for i in range(size)]
         reset = max([decision.reset_us for decision in decisions])
         return decision_in(self.units[binds], worst.allowed, worst.limit - worst.remaining, reset, worst.retry_us)
 
     def consume(self, state: list[Any], now: int, permits: int) -> list[Any]:
-        return [part.consume(kept, now, permits) for part, kept in zip(self.parts, state, strict=True)]
+        return [self.parts[i].consume(state[i], now, permits) for i in range(len(self.parts))]
 
     def remaining(self, state: list[Any], now: int) -> int:
-        return min([part.remaining(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+        return min([self.parts[i].remaining(state[i], now) for i in range(len(self.parts))])
 
     def is_expired(self, state: list[Any], now: int) -> bool:
-        return all([part.is_expired(kept, now) for part, kept in zip(self.parts, state, strict=True)])
+        return all([self.parts[i].is_expired(state[i], now) for i in range(len(self.parts))])
 
 
 def tighter(a: Decision, b: Decision) -> bool:

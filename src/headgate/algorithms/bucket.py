@@ -3,7 +3,7 @@
 The three are one law in three forms. A token bucket counts the tokens that remain, a leaky bucket the water that was
 poured in, GCRA the time at which the bucket is full again; each number gives the others. So the law is written once,
 over the *debt*: what is missing from a full bucket. The three files beside this one say how each is kept in Redis.
-`headgate.stores.memory.BucketTable` has the law a second time, without calls, and is tested against this one.
+`headgate.stores.key_table.BucketTable` has the law a second time, without calls, and is tested against this one.
 
 Exact in integers: a microsecond brings *rate* units and a permit costs *cost* of them, the period and the limit
 with their common divisor taken out. 10/second is 1 unit a microsecond and 100,000 a permit; 7/second is 7 and
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.algorithm import Algorithm, multiply
-from headgate.decision import Decision, decision_in
+from headgate.algorithms.algorithm import IntegerState, multiply
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -23,7 +22,7 @@ _EXACT = 1 << 52
 _CENTURY = 100 * 366 * 86400 * 1_000_000
 
 
-class Bucket(Algorithm[int]):
+class Bucket(IntegerState):
     """State: the moment the debt is paid, in units since the epoch. One number, whatever the quota."""
 
     __slots__ = ("quota", "room")
@@ -34,29 +33,17 @@ class Bucket(Algorithm[int]):
         self.quota = quota
         self.room = quota.capacity * cost
 
-    def initial(self) -> int:
-        return 0
-
-    def evaluate(self, state: int, now: int, permits: int) -> Decision:
-        debt = self.debt(state, now)
+    def take(self, state: int, now: int, permits: int) -> tuple[bool, int, int, int, int]:
+        start = multiply(now, self.rate)
+        debt = state - start
+        if debt < 0:
+            debt = 0
         after = debt + multiply(permits, self.cost)
-        short = after - self.room
-        if short > 0:
-            return decision_in(self, False, debt, debt, short)
-        return decision_in(self, True, after, after, 0)
-
-    def consume(self, state: int, now: int, permits: int) -> int:
-        return multiply(now, self.rate) + max(self.debt(state, now) + multiply(permits, self.cost), 0)
-
-    def remaining(self, state: int, now: int) -> int:
-        return (self.room - self.debt(state, now)) // self.cost
-
-    def is_expired(self, state: int, now: int) -> bool:
-        return state <= multiply(now, self.rate)
-
-    def debt(self, state: int, now: int) -> int:
-        debt = state - multiply(now, self.rate)
-        return debt if debt > 0 else 0
+        if after > self.room:
+            return False, debt, debt, after - self.room, state
+        if after < 0:
+            after = 0
+        return True, after, after, 0, start + after
 
     def lua_arguments(self) -> tuple[int, ...]:
         fill_us = -(-self.room // self.rate)

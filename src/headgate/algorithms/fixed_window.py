@@ -6,8 +6,7 @@ Redis: String counter, its key ending in the window's start in epoch seconds. A 
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import Algorithm, multiply
-from headgate.decision import Decision, decision_in
+from headgate.algorithms.algorithm import IntegerState, multiply
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -35,8 +34,8 @@ def window_ttl(period_us: int) -> int:
     return -(-period_us // 1_000_000) + 1
 
 
-class FixedWindow(Algorithm[int]):
-    """State: window number * (limit + 1) + count, so that an older window's state is a smaller number."""
+class WindowCount(IntegerState):
+    """A count in a window of one period: what windows of the clock and those of a first call share."""
 
     __slots__ = ("period", "width")
 
@@ -46,39 +45,32 @@ class FixedWindow(Algorithm[int]):
         self.period = quota.period_us
         self.width = quota.limit + 1
 
-    def initial(self) -> int:
-        return 0
+    def lua_arguments(self) -> tuple[int, ...]:
+        return (self.limit, self.period, window_ttl(self.period))
 
-    def evaluate(self, state: int, now: int, permits: int) -> Decision:
-        count = self.roll(state, now)[1]
-        left = self.period - now % self.period
+
+class FixedWindow(WindowCount):
+    """State: window number * (limit + 1) + count, so that an older window's state is a smaller number."""
+
+    __slots__ = ()
+
+    def take(self, state: int, now: int, permits: int) -> tuple[bool, int, int, int, int]:
+        window = now // self.period
+        left = multiply(window + 1, self.period) - now
+        empty = multiply(window, self.width)
+        count = state - empty
+        if count < 0:  # it is of an older window
+            count = 0
         after = count + permits
         if after > self.limit:
-            return decision_in(self, False, count, left, left)
-        return decision_in(self, True, after, left if after else 0, 0)
-
-    def consume(self, state: int, now: int, permits: int) -> int:
-        window, count = self.roll(state, now)
-        return multiply(window, self.width) + max(count + permits, 0)
-
-    def remaining(self, state: int, now: int) -> int:
-        return self.limit - self.roll(state, now)[1]
-
-    def is_expired(self, state: int, now: int) -> bool:
-        return self.roll(state, now)[1] == 0
-
-    def roll(self, state: int, now: int) -> tuple[int, int]:
-        """(window, count) at *now*."""
-        window = now // self.period
-        count = state - multiply(window, self.width)
-        return window, count if count > 0 else 0  # less when it is of an older window
+            return False, count, left, left, state
+        if after <= 0:
+            return True, 0, 0, 0, empty
+        return True, after, left, 0, empty + after
 
     def redis_suffix(self, now: int) -> str:
         start = now - now % self.period
         return f":{start / 1_000_000:.6f}" if start % 1_000_000 else f":{start // 1_000_000}"
-
-    def lua_arguments(self) -> tuple[int, ...]:
-        return (self.limit, self.period, window_ttl(self.period))
 
 
 LUA = (
@@ -88,6 +80,8 @@ LUA = (
 -- right one; what counts is the window that the server's clock is in
 local function where(key, q, now)
   local start = now - now % q.period
+  local same = tonumber(string.sub(key, -10)) == start / 1000000 and string.byte(key, -11) == 58  -- a colon
+  if same then return key end  -- nearly always, and it makes no text
   return string.match(key, '^(.*):') .. string.format(start % 1000000 == 0 and ':%.0f' or ':%.6f', start / 1000000)
 end
 
@@ -103,7 +97,11 @@ local function evaluate(count, q, now, permits)
 end
 
 local function consume(key, count, q, now, permits)
-  redis.call('SET', key, math.max(count + permits, 0), 'EX', q.ttl)
+  if count > 0 and permits > 0 then
+    redis.call('INCRBY', key, permits)  -- the first call has set the time to live, which is longer than the window
+  else
+    redis.call('SET', key, math.max(count + permits, 0), 'EX', q.ttl)
+  end
 end
 """
 )

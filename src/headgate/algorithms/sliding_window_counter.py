@@ -11,15 +11,14 @@ that the last window weighs a trifle more, never less.
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import Algorithm, multiply
+from headgate.algorithms.algorithm import IntegerState, multiply
 from headgate.algorithms.fixed_window import window_ttl, without_burst
-from headgate.decision import Decision, decision_in
 from headgate.quota import Quota
 
 _EXACT = 1 << 52
 
 
-class SlidingWindowCounter(Algorithm[int]):
+class SlidingWindowCounter(IntegerState):
     """State: (window * width + current) * width + previous, with width = limit + 1."""
 
     __slots__ = ("period", "room", "step", "steps", "width")
@@ -36,16 +35,16 @@ class SlidingWindowCounter(Algorithm[int]):
         self.room = quota.limit * steps
         self.width = quota.limit + 1
 
-    def initial(self) -> int:
-        return 0
-
-    def evaluate(self, state: int, now: int, permits: int) -> Decision:
-        _, current, previous = self.roll(state, now)
-        elapsed = now % self.period
-        used = self.used(elapsed, current, previous)
-        after = used + multiply(permits, self.steps)
-        if after <= self.room:
-            return decision_in(self, True, after, self.reset(elapsed, current + permits, previous), 0)
+    def take(self, state: int, now: int, permits: int) -> tuple[bool, int, int, int, int]:
+        window, current, previous = self.roll(state, now)
+        elapsed = now - multiply(window, self.period)
+        faded = 0 if previous == 0 else multiply(previous, self.steps - elapsed // self.step)
+        after = current + permits
+        if after < 0:
+            after = 0
+        used = faded + multiply(after, self.steps)
+        if used <= self.room:
+            return True, used, self.reset(elapsed, after, previous), 0, self.state_of(window, after, previous)
         free = self.limit - permits
         if current <= free:
             # enough of the previous window has to slide out of view
@@ -53,10 +52,8 @@ class SlidingWindowCounter(Algorithm[int]):
         else:
             # this window becomes the previous one, and then has to slide out itself
             retry = self.period - elapsed + self.fade(current, free)
-        return decision_in(self, False, min(used, self.room), self.reset(elapsed, current, previous), retry)
-
-    def used(self, elapsed: int, current: int, previous: int) -> int:
-        return multiply(previous, self.steps - elapsed // self.step) + multiply(current, self.steps)
+        used = min(faded + multiply(current, self.steps), self.room)
+        return False, used, self.reset(elapsed, current, previous), retry, state
 
     def fade(self, count: int, free: int) -> int:
         """Microseconds into a window after which *count* calls of the one before weigh at most *free*."""
@@ -67,31 +64,29 @@ class SlidingWindowCounter(Algorithm[int]):
             return self.period + self.period - elapsed
         return self.period - elapsed if previous else 0
 
-    def consume(self, state: int, now: int, permits: int) -> int:
-        window, current, previous = self.roll(state, now)
-        return multiply(multiply(window, self.width) + max(current + permits, 0), self.width) + previous
-
-    def remaining(self, state: int, now: int) -> int:
-        _, current, previous = self.roll(state, now)
-        used = self.used(now % self.period, current, previous)
-        return max(self.room - used, 0) // self.steps
-
-    def is_expired(self, state: int, now: int) -> bool:
-        _, current, previous = self.roll(state, now)
-        return current == 0 and previous == 0
-
     def roll(self, state: int, now: int) -> tuple[int, int, int]:
         """(window, current, previous) at *now*."""
-        rest, previous = divmod(state, self.width)
-        kept, current = divmod(rest, self.width)
+        rest = state // self.width
+        kept = rest // self.width
+        previous, current = state - multiply(rest, self.width), rest - multiply(kept, self.width)
         window = now // self.period
         if window == kept:
             return window, current, previous
         return window, 0, current if window == kept + 1 else 0
 
+    def state_of(self, window: int, current: int, previous: int) -> int:
+        return multiply(multiply(window, self.width) + current, self.width) + previous
+
+    def from_redis(self, start: int, current: int, previous: int) -> int:
+        """The state that the fields of the Redis hash stand for."""
+        return self.state_of(start // self.period, current, previous)
+
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, self.step, self.steps, window_ttl(2 * self.period))
 
+
+# The time and the fields, for a caller that shows the two counters; `from_redis` makes a state of them.
+READ_LUA = "return {redis.call('TIME'), redis.call('HMGET', KEYS[1], 'window', 'current', 'previous')}"
 
 LUA = """
 local function quota(a)

@@ -24,7 +24,9 @@ def add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve HTTP", description=SERVE)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
-    parser.add_argument("--store", help="memory:// (the default), redis://host:port/db, ...")
+    parser.add_argument("--resp-port", type=int, help="port for the Redis protocol (default: none; 0 takes a free one)")
+    parser.add_argument("--grpc-port", type=int, help="port for Envoy's rate-limit service (default: none)")
+    parser.add_argument("--store", help="memory:// (the default), shared://name, redis://host:port/db, ...")
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
     parser.add_argument(
@@ -40,9 +42,9 @@ def serve(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from headgate.service.files import sources
     from headgate.service.server import serve as run_service
-    from headgate.service.settings import BadFile
+    from headgate.service.settings import PORTS, BadFile
 
-    names = ("host", "port", "store", "workers", "log_level", "log_format")
+    names = ("host", *PORTS, "store", "workers", "log_level", "log_format")
     given = {name: getattr(options, name) for name in names}
     try:
         run_service(sources(options.config, given))
@@ -50,7 +52,7 @@ def serve(options: argparse.Namespace) -> int:
         print(f"headgate: {error}", file=sys.stderr)
         return BAD_SETTINGS
     except OSError as error:
-        print(f"headgate: cannot listen on {error}; choose others with --host and --port", file=sys.stderr)
+        print(f"headgate: cannot listen on {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -72,20 +74,24 @@ def add_config(commands: Any) -> None:
 
 def validate_config(options: argparse.Namespace) -> int:
     from headgate.service.files import sources
-    from headgate.service.server import check_store
+    from headgate.service.listeners import check_tls
     from headgate.service.settings import BadFile
+    from headgate.service.store import check_store
 
     found = sources(options.file or options.config, {})
     try:
         settings = found.read()
+        domains = len(found.envoy_domains(settings))
         found.tokens(settings)
         check_store(settings)
+        check_tls(settings.tls)
     except BadFile as error:
         print(error, file=sys.stderr)
         return BAD_SETTINGS
     _warn(found.warnings())
     rules = len(settings.rules)
-    print(f"{found.file or 'no file'}: fine, {rules} rule{'' if rules == 1 else 's'}")
+    envoy = f", {domains} domain{'' if domains == 1 else 's'} of Envoy" if domains else ""
+    print(f"{found.file or 'no file'}: fine, {rules} rule{'' if rules == 1 else 's'}{envoy}")
     return 0
 
 
@@ -106,9 +112,11 @@ def show_config(options: argparse.Namespace) -> int:
     _warn(found.warnings())
     shown = msgspec.structs.asdict(settings)
     shown["store"] = redacted(settings.store)
+    shown["tls"] = settings.tls and msgspec.structs.asdict(settings.tls)
     shown["tokens"] = [{"scope": scope, "sha256": digest[:8] + "..."} for digest, scope in tokens]
+    shown["envoy"] = msgspec.to_builtins(settings.envoy)
     shown["rules"] = {name: msgspec.structs.asdict(rule) for name, rule in settings.rules.items()}
-    print(json.dumps(shown, indent=2, ensure_ascii=False))
+    print(json.dumps(shown, indent=2, ensure_ascii=False, default=msgspec.structs.asdict))
     return 0
 
 

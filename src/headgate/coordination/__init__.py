@@ -6,7 +6,7 @@ These four are called tools. Each works on ``memory://`` within a process and on
 twin with the same methods, awaited. See docs/coordination.md.
 
 lock.py              Lock: acquire, release, fence
-ownership.py         one acquisition of a lock, and which thread or task it belongs to
+acquisition.py       one acquisition of a lock: when it is renewed, how it ends or is lost, which thread has it
 breaker.py           CircuitBreaker: admits calls, and reports how they ended
 active_calls.py      which calls run through a breaker, and which of them the running code is part of
 pool.py              Pool: leases its members to callers
@@ -18,7 +18,7 @@ queue_heartbeat.py   tells the store that the waiters in a WaitQueue are alive
 
 arguments.py         checks the arguments of all tools
 runner.py            runs operations, for threads and for asyncio; lets callers queue until one succeeds
-renewal.py           renews held locks and leased members before they expire
+renewal.py           the heartbeat: renews held locks and leased members when they say that it is time
 background_retry.py  repeats a release, an undo or a report in the background until the store answers
 timers.py            the threads that make a call at its time, for renewal, background_retry and queue_heartbeat
 backend.py           what all tools on one store share; the states in memory

@@ -38,7 +38,7 @@ class ActiveCall:
         self.process = os.getpid()
 
 
-class Layer:
+class CallLayer:
     """One entry into a breaker, by ``with``, `call` or a decorator, through the object *owner*."""
 
     __slots__ = ("call", "inner_outcome", "is_outermost", "left", "owner")
@@ -51,7 +51,7 @@ class Layer:
         self.left = False
 
 
-_LAYERS: ContextVar[tuple[Layer, ...]] = ContextVar("headgate_breaker_layers", default=())  # of all breakers
+_LAYERS: ContextVar[tuple[CallLayer, ...]] = ContextVar("headgate_breaker_layers", default=())  # of all breakers
 
 
 class ActiveCalls:
@@ -59,9 +59,9 @@ class ActiveCalls:
 
     def __init__(self, breaker: Hashable) -> None:
         self._breaker = breaker
-        self._open: dict[Layer, None] = {}
+        self._open: dict[CallLayer, None] = {}
 
-    def current(self) -> Layer | None:
+    def current(self) -> CallLayer | None:
         """The layer that the running code is in, entered through this object or another one of the same breaker."""
         process = os.getpid()
         for layer in reversed(_not_left()):
@@ -72,13 +72,13 @@ class ActiveCalls:
 
     def enter(self, admission: Admission, until: int) -> None:
         """Begin a call."""
-        self._push(Layer(self, ActiveCall(self._breaker, admission, until), True))
+        self._push(CallLayer(self, ActiveCall(self._breaker, admission, until), True))
 
     def enter_again(self, call: ActiveCall) -> None:
         """Add a layer to *call*."""
-        self._push(Layer(self, call, False))
+        self._push(CallLayer(self, call, False))
 
-    def leave(self) -> Layer | None:
+    def leave(self) -> CallLayer | None:
         """End the innermost layer that this object entered in this context; if there is none, its last in any.
 
         The latter is for code that enters in one thread or task and leaves in another.
@@ -93,7 +93,7 @@ class ActiveCalls:
             _LAYERS.set(_not_left())
         return layer
 
-    def _push(self, layer: Layer) -> None:
+    def _push(self, layer: CallLayer) -> None:
         _LAYERS.set((*_not_left()[1 - MAX_LAYERS :], layer))
         self._open[layer] = None
         if len(self._open) > MAX_LAYERS:
@@ -101,5 +101,5 @@ class ActiveCalls:
             self._open.pop(oldest, None)
 
 
-def _not_left() -> tuple[Layer, ...]:
+def _not_left() -> tuple[CallLayer, ...]:
     return tuple(each for each in _LAYERS.get() if not each.left)

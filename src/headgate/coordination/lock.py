@@ -3,10 +3,11 @@
     with Lock("reindex", store="redis://...", ttl=30.0) as lock:
         write(row, fence=lock.fence)
 
-The holder renews the lock every third of its TTL (see renewal.py); a holder that dies loses it when the TTL is over. No
-TTL can stop a holder that was paused and wakes up late, so each acquisition has a fence, a number that only grows: a
-database that refuses writes with a smaller fence than it has seen is safe from such a holder. `lost` and `ensure_held`
-tell that the lock is lost, before another holder can have it.
+The holder renews the lock every third of its TTL; a holder that dies loses it when the TTL is over. (`Acquisition` in
+acquisition.py says when, sends the renewal and learns of a loss; renewal.py is the timer.) No TTL can stop a holder
+that was paused and wakes up late, so each acquisition has a fence, a number that only grows: a database that refuses
+writes with a smaller fence than it has seen is safe from such a holder. `lost` and `ensure_held` tell that the lock is
+lost, before another holder can have it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any, Self, cast
 
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
+from headgate.coordination.acquisition import Acquisition, Event, LockTerms, Ownership
 from headgate.coordination.arguments import check_seconds, check_timeout, check_ttl, deadline_after
 from headgate.coordination.backend import running_task
-from headgate.coordination.ownership import Acquisition, Event, LockTerms, Ownership
 from headgate.coordination.renewal import keep_renewed
 from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.lock import LOCK

@@ -93,8 +93,8 @@ class RedisStates:
 
         By itself a store closes only idle connections then. Those of other loops stay open.
         """
-        for closed in [other for other in self._loop_ends if other.is_closed()]:
-            del self._loop_ends[closed]
+        for closed in [other for other in list(self._loop_ends) if other.is_closed()]:
+            self._loop_ends.pop(closed, None)
         self._loop_ends[loop] = at_loop_end(self._store.close_loop)
 
 

@@ -1,7 +1,8 @@
-"""Renew held locks and leased members before they expire, for as long as their holder refers to them.
+"""The heartbeat of held locks and leased members: renewed before they expire, while their holder refers to them.
 
 A timer of the backend starts each renewal: in its own thread, or for a lock of asyncio in the event loop of its holder.
 The references here are weak: if a holder drops its lock object without a release, the lock is not renewed and expires.
+What is renewed sends the request itself and learns from the reply whether it is lost: `Acquisition.renew`, for a lock.
 A renewal is a plan (see `headgate._plan`).
 """
 

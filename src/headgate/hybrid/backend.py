@@ -11,6 +11,7 @@ import asyncio
 import copy
 import functools
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 from headgate.clock import SYSTEM_CLOCK, Clock
@@ -62,8 +63,8 @@ class HybridStore:
     def leases_of(self, loop: asyncio.AbstractEventLoop, rule: Rule, on_store_error: str) -> EventLoopLeases:
         """The leases of the running event loop, made when they are first needed."""
         if loop not in self.loops:
-            for closed in [other for other in self.loops if other.is_closed()]:
-                del self.loops[closed]
+            for closed in [other for other in list(self.loops) if other.is_closed()]:
+                self.loops.pop(closed, None)
             manager = _loop_manager(self.store, loop)
             name = manager.ledgers.key_function(rule)
             self.loops[loop] = EventLoopLeases(
@@ -226,18 +227,21 @@ class AsyncHybridBackend:
         self._store = store
         self._rule = rule
         self._policy = on_store_error
-        self._latest: EventLoopLeases | None = None
-        self._latest_loop: asyncio.AbstractEventLoop | None = None
+        self._latest: EventLoopLeases | None = None  # one attribute: threads with other event loops change it, too
         self._timeout: float | None = None
 
     def leases(self) -> EventLoopLeases:
         """The leases of the running event loop."""
         loop = asyncio.get_running_loop()
         latest = self._latest
-        if latest is not None and self._latest_loop is loop:
-            return latest
-        self._latest, self._latest_loop = self._store.leases_of(loop, self._rule, self._policy), loop
-        return self._latest
+        if latest is None or latest.manager.loop is not loop:
+            self._latest = latest = self._store.leases_of(loop, self._rule, self._policy)
+        return latest
+
+    def try_acquire_now(self, key: str, permits: int = 1) -> Decision | Coroutine[Any, Any, Decision]:
+        """The decision, if it needs no round trip, else the coroutine that makes it."""
+        made: Decision | Coroutine[Any, Any, Decision] = self.leases().try_acquire(key, permits, self._timeout)
+        return made
 
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         made = self.leases().try_acquire(key, permits, self._timeout)
@@ -282,8 +286,8 @@ def _loop_manager(store: LeaseStore, loop: asyncio.AbstractEventLoop) -> LoopLea
     managers: dict[asyncio.AbstractEventLoop, LoopLeaseManager]
     managers = store.shared_objects.setdefault("loop_lease_managers", {})
     if loop not in managers:
-        for closed in [other for other in managers if other.is_closed()]:
-            del managers[closed]
+        for closed in [other for other in list(managers) if other.is_closed()]:
+            managers.pop(closed, None)
         managers[loop] = LoopLeaseManager(store)
     return managers[loop]
 

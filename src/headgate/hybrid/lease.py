@@ -37,7 +37,7 @@ IDLE_GAPS: Final = 4  # a lease is idle after so many times the usual gap betwee
 ALONE_INTERVAL: Final = SECOND // 5  # the only process at a used-up key reports no more often
 RENEW_PART: Final = 4  # a held lease is renewed when a quarter of its time is left
 RETRY_PART: Final = 4  # callers of an oversubscribed bucket without leases retry when a quarter of it may have refilled
-DENY_UNASKED: Final = 2 * SECOND  # then Redis is asked before a denial goes on: others may reset or refund
+DENY_UNASKED: Final = 2 * SECOND  # longest time to deny without asking Redis: other processes may reset or refund
 
 
 class Lease:
@@ -353,15 +353,15 @@ class Lease:
             self.due = now + interval
             if request.is_reserve or now - self.last_call_at >= self.idle_after:
                 self.due = self.last_call_at + DROP_RESERVE_AFTER
-        # Keep the retry time that was given out, unless a permit is held here for that caller. In a window it may have
-        # run out by then.
+        # Keep the retry time that was given out, unless a permit is held here for that caller: in a window that permit
+        # may have expired by then, so it is kept all the same.
         first, last = self.first_promised_retry, self.last_promised_retry
         promised_retry = first if first >= earliest else last
         moved_by = self.deny_until - promised_retry
         held_for_caller = self.balance > 0 and self.last_promised_retry_of_several < earliest and not params.period
         if reply.nodes == 1 and promised_retry >= earliest and moved_by > 0 and not held_for_caller:
             self.deny_until = promised_retry  # no other process can have taken what was promised
-            self.expected_free -= multiply(-(-moved_by // 1000), params.rate)  # but callers served meanwhile may
+            self.expected_free -= multiply(-(-moved_by // 1000), params.rate)  # callers of this process may have
         self.deny_extra_time = max(self.deny_until - now - DENY_UNASKED, 0)
         self.deny_until -= self.deny_extra_time
         if reply.wait > 0:
@@ -412,7 +412,7 @@ class Lease:
             self.first_promised_retry = until
 
     def _retry_is_promised(self, now: int, trip: int) -> bool:
-        """Whether a caller was told to retry soon; leasing now could leave nothing for it. It may be late."""
+        """Whether a caller was told to retry soon, and may come later than that; a lease now could leave nothing."""
         first, last = self.first_promised_retry, self.last_promised_retry
         if max(first, last) > max(now, self.deny_until + self.deny_extra_time):
             return True  # near the end of the window a lease of one permit might have run out by then

@@ -81,7 +81,7 @@ class Ledger:
 
     def _sync(self, time: int, params: QuotaParams, profile: AccuracyProfile, request: LeaseRequest) -> LeaseReply:
         now = self._open(time, params)
-        free, ceiling = self._load(now)  # refill first: permits that were leased until now left no room for it
+        free, ceiling = self._load(now)  # refill before expired leases are burned: until now they took up capacity
         loaded = free
         if now >= self.exp:
             self._burn(now)

@@ -9,13 +9,16 @@ The first decision about a key waits for one round trip; then the process holds 
 
 from __future__ import annotations
 
+import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
+from headgate._plan import arun, run
 from headgate.clock import Clock
-from headgate.hybrid.backend import HybridBackend, HybridStore
+from headgate.decision import Decision
+from headgate.hybrid.backend import AsyncHybridBackend, HybridBackend, HybridStore
 from headgate.hybrid.limiter_leases import LimiterLeases
 from headgate.hybrid.table import LeaseTable, TryAcquireFromLease
 from headgate.limiter import AsyncLimiter, Limiter
@@ -23,6 +26,7 @@ from headgate.rule import AlgorithmName, OnStoreError, Quotas
 from headgate.stores.base import SCHEMES, Backend, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
 
 MAX_KEYS = 100_000
+LEASES_AT_ONCE = 500  # that `stats_async` adds up before it lets other tasks run: about half a millisecond
 _NOT_GIVEN = {"options", "return", "max_keys"}
 
 Accuracy = Literal["high", "medium", "low"]
@@ -57,13 +61,25 @@ class Stats:
 
 def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
     """The figures of *limiters*, added up."""
+    return run(_stats(limiters), lambda _: None)
+
+
+def _stats(limiters: Sequence[LimiterLeases]) -> Generator[None, None, Stats]:
+    """The plan (see `headgate._plan`) of `stats_of`; it yields after every LEASES_AT_ONCE leases."""
     managers = {limiter.manager for limiter in limiters}
     leases = [(lease, limiter.cost) for limiter in limiters for lease in list(limiter.leases.values())]
     releases = [item for manager in managers for item in list(manager.releases.items())]
     released = [(lease, limiter.cost) for (limiter, _), lease in releases if limiter in limiters]
-    uncounted = sum(
-        (lease.balance_at_last_count - lease.balance + lease.denied) // cost for lease, cost in leases + released
-    )
+    uncounted = held = unreported = 0
+    for start in range(0, len(leases), LEASES_AT_ONCE):
+        if start:
+            yield
+        for lease, cost in leases[start : start + LEASES_AT_ONCE]:
+            spent = lease.balance_at_last_count - lease.balance
+            uncounted += (spent + lease.denied) // cost
+            held += lease.balance // cost
+            unreported += max(spent, 0) // cost
+    uncounted += sum((lease.balance_at_last_count - lease.balance + lease.denied) // cost for lease, cost in released)
     return Stats(
         local=sum(_without_waiting(limiter) for limiter in limiters) + uncounted,
         remote=sum(limiter.waited for limiter in limiters),
@@ -72,8 +88,8 @@ def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
         trips=sum(manager.trips for manager in managers),
         failures=sum(manager.health.failures for manager in managers),
         keys=len(leases),
-        held=sum(lease.balance // cost for lease, cost in leases),
-        unreported=sum(max(lease.balance_at_last_count - lease.balance, 0) // cost for lease, cost in leases),
+        held=held,
+        unreported=unreported,
         burned=sum(limiter.burned for limiter in limiters),
         voided=sum(limiter.voided for limiter in limiters),
         trip_seconds=max((manager.trip_time for manager in managers), default=0) / 1e9,
@@ -130,7 +146,7 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
                     number of processes last seen), deny, allow or raise
     max_local_keys  leases that are held at most; the one unused longest goes back for a new one
     clock           a `headgate.testing.ManualClock`, in tests
-    options         prefix, hash_keys, timeout, connect_timeout, max_connections
+    options         prefix, hash_keys, timeout, connect_timeout, max_connections, min_connections, retries, retry_pause
     """
 
     _backend: HybridBackend
@@ -148,10 +164,31 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
     """`HybridLimiter` for asyncio: the same arguments, the same methods, awaited. An event loop has its own leases."""
 
     store: HybridStore
+    _backend: AsyncHybridBackend
+
+    def try_acquire_now(self, key: str, permits: int = 1) -> Decision | Awaitable[Decision]:
+        """`try_acquire` without a coroutine where the lease suffices: the decision, or what has to be awaited for it.
+
+        For callers that decide so often that a coroutine for each decision would cost more than the decision.
+        """
+        return self._backend.try_acquire_now(key, permits)
 
     def stats(self) -> Stats:
         """How it has decided so far, in all event loops that are open, without a round trip."""
         return stats_of(list(self.store.loops.values()))
+
+    async def stats_async(self) -> Stats:
+        """The same, added up in steps between which other tasks run: for limiters with many keys.
+
+        Counters move on meanwhile, so `local` may be a little above what it was at any one moment.
+        """
+        return await arun(_stats(list(self.store.loops.values())), lambda _: asyncio.sleep(0))
+
+    def release(self) -> None:
+        """Give back what no caller waits for, in the background. The limiter stays usable."""
+        for leases in self.store.loops.values():
+            leases.release_unawaited()
+            leases.manager.wake_background()
 
 
 def _hybrid_store(

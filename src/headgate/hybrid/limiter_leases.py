@@ -87,7 +87,8 @@ class LimiterLeases(LeaseTable):
                 # it acknowledges all earlier requests: their replies are not for this lease
                 lease = Lease(key, self.manager.seq, now, self)
                 lease.nodes = self.manager.nodes_seen
-                lease.expires = 1 if full else 0  # keys were evicted, so an unknown key need not be a new one
+                # 1: keys were evicted, so this may be one of them, and `FallbackPolicy._share` gives it no first permit
+                lease.expires = 1 if full else 0
             lease.due = now + SECOND
             self.leases[key] = lease
             self.manager.schedule.add(lease)

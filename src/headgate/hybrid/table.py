@@ -1,15 +1,14 @@
 """The leases of one limiter in this process, by key, and all its decisions: from a lease, or from a reply of Redis.
 
-`try_acquire` is the hot path: no I/O, and no lock where it is compiled. A call that the lease cannot decide goes on to
-`ask_redis`, which the subclasses implement for threads and for event loops; `decide_waiter` makes its answer then.
+`try_acquire` is the hot path: no I/O, and no lock where `LOCKED` is false. A call that the lease cannot decide goes on
+to `ask_redis`, which the subclasses implement for threads and for event loops; `decide_waiter` makes its answer then.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from headgate._mypyc import mypyc_attr
+from headgate._mypyc import FREE_THREADED, mypyc_attr
 from headgate.algorithms.algorithm import multiply
 from headgate.decision import COMPILED, Decision, LimiterDecision, Units, decision_in
 from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
@@ -17,14 +16,14 @@ from headgate.hybrid.lease import Lease
 from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_free
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
-from headgate.stores.memory import TryAcquire
+from headgate.stores.key_table import TryAcquire
 
 if TYPE_CHECKING:
     from headgate.hybrid.manager import LeaseManager
 
 # As in the memory store: the compiled steps from look-up to saved balance run no Python code and start no garbage
-# collection, so no other thread runs between them while there is an interpreter lock.
-LOCKED: Final = not COMPILED or not getattr(sys, "_is_gil_enabled", lambda: True)()
+# collection, so no other thread runs between them where there is an interpreter lock.
+LOCKED: Final = not COMPILED or FREE_THREADED
 
 ONE: Final[object] = 1  # compared by identity: quicker, and True is another object
 
@@ -127,7 +126,7 @@ class LeaseTable:
             return decision_with(self, True, units_left, reset_units(self, lease, now, units_left), 0)
         price = permits * params.cost
         units_left = max(min(total, price - 1), 0)
-        # no sooner than callers that are denied without a trip are told to retry
+        # a retry time no earlier than that of a denial without a trip
         until = lease.deny_until + lease.deny_extra_time if price >= lease.deny_min_units else 0
         wait = -((now - until) // 1000)
         if params.period:
@@ -162,7 +161,7 @@ class LeaseTable:
 
 
 def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
-    """`LeaseTable.try_acquire`, as a function that compiled code calls directly."""
+    """Decide here: spend from the lease, deny, or let the policy answer in an outage. Otherwise ask Redis."""
     price = table.cost if permits is ONE else multiply(check_permits(permits, table.limit), table.cost)
     if type(key) is not str:
         key = check_key(key)

@@ -1,15 +1,19 @@
 """Calls of scripts on a Redis, from threads and from event loops.
 
-backend.py       one rule of a limiter: what its calls do, and the backends for threads and for asyncio
-script.py        the Lua of a limiter, and commands as bytes
+backend.py       one rule of a limiter: its calls ask Redis, or the fallback when Redis fails
+script.py        the Lua of a limiter, commands as bytes, and the Cluster slot of a key
+joint.py         the Lua of several limiters at once
 execute.py       how a call is made: breaker, server, retries; a plan (see `headgate._plan`) that the executors drive
 sync_client.py   SyncExecutor and its connections, for threads
+shared_trips.py  SharedTrips: threads that ask a server at the same moment share a trip
 async_client.py  AsyncExecutor, for an event loop
-batching.py      its connections: many calls in one round trip
+batching.py      BatchSender: the connections of an event loop; calls awaited together become one round trip
+merging.py       calls that travel together are few commands
 topology.py      which server to ask: single, Sentinel or Cluster
 url.py           what a URL says of servers, connections and time-outs
-breaker.py       calls are not sent to a server that does not answer
+breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
 probe.py         looks in the background whether that server is back
 health.py        a health check of a server
+unlink.py        remove all keys of a prefix
 pubsub.py        messages that wake waiters in other processes
 """

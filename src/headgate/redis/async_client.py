@@ -22,6 +22,7 @@ from headgate.redis.execute import Executor, Request, ScriptRequest
 from headgate.redis.health import examine
 from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_task
 from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.topology import deciding_servers
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
 
@@ -54,6 +55,12 @@ class AsyncExecutor(Executor):
         """Check the server's health within *time_limit* seconds, past the breaker."""
         return await arun(examine(self._topology, check_timeout, monotonic() + time_limit), self.answer)
 
+    async def warm_up(self, count: int) -> None:
+        """Open *count* connections to each server that decides, within the time-out; at most as many as it may have."""
+        deadline = monotonic() + self.timeout
+        for address in await arun(deciding_servers(self._topology, deadline), self.answer):
+            await self._sender(address).warm_up(count, deadline)
+
     def connections(self) -> list[BatchSender]:
         return list(self._servers.values())
 
@@ -77,10 +84,16 @@ class AsyncExecutor(Executor):
             return asyncio.sleep(request)
         sender = self._servers.get(request.address)
         if sender is None:
-            sender = self._servers[request.address] = BatchSender(self._source, request.address, self.timeout)
+            sender = self._sender(request.address)
         if isinstance(request, ScriptRequest) and not request.counts_queue_time:
             return sender.send(request)  # the batch has the time-out
         return self._send_by(sender, request)
+
+    def _sender(self, address: Address) -> BatchSender:
+        """What sends batches to *address*, made when it is first needed."""
+        if address not in self._servers:
+            self._servers[address] = BatchSender(self._source, address, self.timeout)
+        return self._servers[address]
 
     async def _send_by(self, sender: BatchSender, request: Any) -> Any:
         async with ServerTimeout(self.loop, max(request.deadline - monotonic(), 0.0)):

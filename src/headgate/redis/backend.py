@@ -18,7 +18,7 @@ from headgate.decision import Decision
 from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.redis.execute import Executor, Request
-from headgate.redis.script import LimiterCall, LimiterScript, unrefunded
+from headgate.redis.script import LimiterCall, LimiterScript
 from headgate.redis.topology import Unreached
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import StoreHealth
@@ -26,7 +26,7 @@ from headgate.stores.base import StoreHealth
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
 
-_FAILURES = (RedisError, OSError)
+STORE_ERRORS = (RedisError, OSError)  # of a call, all of which `on_store_error` answers
 
 
 class RuleOnRedis:
@@ -39,23 +39,23 @@ class RuleOnRedis:
         self.script = LimiterScript(rule, store.prefix, store.hash_keys, store.clock)
         self.fallback = Fallback(on_store_error, rule, store.clock)
         self._store = store
-        self._time_limit: float | None = None  # seconds for a call; None: the store's time-out
+        self.time_limit: float | None = None  # seconds for a call; None: the store's time-out
 
     def with_timeout(self, seconds: float) -> Self:
         """The same backend with *seconds* for a call, if that is less than the store's time-out."""
         other = copy.copy(self)
-        other._time_limit = seconds
+        other.time_limit = seconds
         return other
 
     def _take(self, executor: Executor, key: str, permits: int) -> Generator[Request, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
-        fallback, time_limit = self.fallback, self._time_limit
+        fallback, time_limit = self.fallback, self.time_limit
         try:
             if fallback.debts and (debt := fallback.take_debt(key)):
-                time_limit = yield from self._charge(executor, key, debt)
+                time_limit = yield from self.charge(executor, key, debt, time_limit)
             reply = yield from executor.plan(self.script, LimiterCall("take", key, permits), time_limit)
-        except _FAILURES as error:
-            return fallback.take(key, permits, error, refused=_refused(error), unsure=_may_have_run(error))
+        except STORE_ERRORS as error:
+            return fallback.take(key, permits, error, refused=refused(error), unsure=may_have_run(error))
         if fallback.refused_at:
             fallback.record_success()
         decision = self.script.decision(reply)
@@ -63,22 +63,24 @@ class RuleOnRedis:
             fallback.follow_store(key, decision)
         return decision
 
-    def _charge(self, executor: Executor, key: str, debt: int) -> Generator[Request, Any, float]:
+    def charge(
+        self, executor: Executor, key: str, debt: int, time_limit: float | None
+    ) -> Generator[Request, Any, float]:
         """Charge what was granted in an outage, once at most; returns the seconds that are left for the check."""
         begun = monotonic()
         try:
-            yield from executor.plan(self.script, LimiterCall("charge", key, debt), self._time_limit)
+            yield from executor.plan(self.script, LimiterCall("charge", key, debt), time_limit)
         except Unreached:
             self.fallback.record_debt(key, debt)  # it was not sent
             raise
-        return max((self._time_limit or executor.timeout) - (monotonic() - begun), 0.001)
+        return max((time_limit or executor.timeout) - (monotonic() - begun), 0.001)
 
     def _peek(self, executor: Executor, key: str, permits: int) -> Generator[Request, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity, 0)
         try:
-            reply = yield from executor.plan(self.script, LimiterCall("peek", key, permits), self._time_limit)
-        except _FAILURES as error:
-            return self.fallback.peek(key, permits, error, refused=_refused(error))
+            reply = yield from executor.plan(self.script, LimiterCall("peek", key, permits), self.time_limit)
+        except STORE_ERRORS as error:
+            return self.fallback.peek(key, permits, error, refused=refused(error))
         if self.fallback.refused_at:
             self.fallback.record_success()
         return self.script.decision(reply)
@@ -87,11 +89,10 @@ class RuleOnRedis:
         key, permits = check_key(key), check_permits(permits)
         left = self.fallback.refund(key, permits)
         try:
-            while left:
-                reply = yield from executor.plan(self.script, LimiterCall("refund", key, left), self._time_limit)
-                left = unrefunded(reply)
-        except _FAILURES as error:
-            self.fallback.record_failure(error, refused=_refused(error))
+            if left:
+                yield from executor.plan(self.script, LimiterCall("refund", key, left), self.time_limit)
+        except STORE_ERRORS as error:
+            self.fallback.record_failure(error, refused=refused(error))
             return False
         return True
 
@@ -99,9 +100,9 @@ class RuleOnRedis:
         key = check_key(key)
         self.fallback.reset(key)
         try:
-            yield from executor.plan(self.script, LimiterCall("reset", key, 1), self._time_limit)
-        except _FAILURES as error:
-            self.fallback.record_failure(error, refused=_refused(error))
+            yield from executor.plan(self.script, LimiterCall("reset", key, 1), self.time_limit)
+        except STORE_ERRORS as error:
+            self.fallback.record_failure(error, refused=refused(error))
             return False
         return True
 
@@ -117,12 +118,12 @@ class RuleOnRedis:
         )
 
 
-def _refused(error: Exception) -> bool:
+def refused(error: Exception) -> bool:
     """Whether the server answered, with an error."""
     return isinstance(error, ResponseError)
 
 
-def _may_have_run(error: Exception) -> bool:
+def may_have_run(error: Exception) -> bool:
     """Whether the server may have run the script although no reply came."""
     return not isinstance(error, ResponseError | Unreached)
 

@@ -2,8 +2,7 @@
 
 The first request of a quiet moment is sent with every other request of the same turn of the event loop. While it is
 under way the next requests gather; they are sent when it is back. So a lone request does not wait for others, many
-requests need few round trips, and those of one limiter are one call of its script. A batch is bounded: 64 quotas of 5
-to 20 microseconds hold Redis for about a millisecond.
+requests need few round trips.
 
 A task that is cancelled loses nothing: a request that was not sent is dropped, and what a sent one took is refunded.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from itertools import groupby
 from time import monotonic
 from typing import Any, cast
 
@@ -26,11 +24,11 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 from headgate._plan import arun
 from headgate.redis.breaker import note_connected_at
 from headgate.redis.execute import ScriptRequest, reply_after_asking
-from headgate.redis.script import REPLY_SIZE, pack, text, unrefunded
+from headgate.redis.merging import MAX_BATCH, groups, packed, quotas_of, replies
+from headgate.redis.script import pack
 from headgate.redis.topology import ServerCommand, Unreached, check_role
 from headgate.redis.url import Address, RedisURL
 
-MAX_BATCH = 64  # quotas
 MAX_TASKS = 4  # round trips to one server at a time, when there is more to send than one takes
 GRACE_TURNS = 3  # of the event loop, to read a reply that came while this process was held up
 
@@ -91,6 +89,22 @@ class BatchSender:
     def waiting(self) -> int:
         return len(self._queue)
 
+    async def warm_up(self, count: int, deadline: float) -> None:
+        """Open connections by *deadline* until there are *count*, or as many as batches can travel at a time.
+
+        A client that was handed in opens its own.
+        """
+        url = self._source
+        if not isinstance(url, RedisURL):
+            return
+        async with ServerTimeout(self.loop, max(deadline - monotonic(), 0.0)):
+            while self._connection_count < min(count, self._max_tasks):
+                connection = self._make(url)
+                try:
+                    await self._connect(connection, url)
+                finally:
+                    self._idle.append(connection)
+
     async def aclose(self) -> None:
         """Finish what is under way, then close the connections."""
         while self._tasks:
@@ -137,8 +151,7 @@ class BatchSender:
                     pending = self._queue.popleft()
                     if not pending.done.cancelled():
                         batch.append(pending)
-                        request = pending.request
-                        quotas += request.script.quota_count if isinstance(request, ScriptRequest) else 1
+                        quotas += quotas_of(pending)
                 if batch:
                     await self._round_trip(batch)
         finally:
@@ -151,7 +164,7 @@ class BatchSender:
             async with ServerTimeout(self.loop, self._timeout):
                 connection = await self._acquire()
                 try:
-                    await self._exchange(connection, [batch] if len(batch) == 1 else _groups(batch, self._partitioned))
+                    await self._exchange(connection, groups(batch, self._partitioned))
                 except BaseException as error:
                     note_connected_at(connection, error)
                     await connection.disconnect(nowait=True)  # replies may be left in it
@@ -171,11 +184,11 @@ class BatchSender:
             _fail(batch, ConnectionError("the event loop stopped in mid-call"))
             raise
 
-    async def _exchange(self, connection: Any, groups: list[Group]) -> None:
+    async def _exchange(self, connection: Any, sent: list[Group]) -> None:
         """Send all groups, then read their replies."""
         self.round_trips += 1
-        await connection.send_packed_command(list(map(_packed, groups)), check_health=False)
-        for group in groups:
+        await connection.send_packed_command(list(map(packed, sent)), check_health=False)
+        for group in sent:
             request = group[0].request
             try:
                 if isinstance(request, ScriptRequest) and request.asking:
@@ -185,16 +198,16 @@ class BatchSender:
             except ResponseError as error:
                 _fail(group, error)
             else:
-                for i, pending in enumerate(group):
-                    self._deliver(pending, reply if len(group) == 1 else reply[REPLY_SIZE * i : REPLY_SIZE * (i + 1)])
+                for pending, answer in zip(group, replies(group, reply), strict=True):
+                    self._deliver(pending, answer)
 
-    def _deliver(self, pending: PendingCall, reply: Any) -> None:
-        if pending.done.done():
-            self._refund_unread(pending.request, reply)
-        elif isinstance(pending.request, ScriptRequest) and pending.request.script.mergeable and reply[0] < 0:
-            pending.done.set_exception(ResponseError(text(reply[1])))
+    def _deliver(self, pending: PendingCall, answer: Any) -> None:
+        if isinstance(answer, ResponseError):
+            _fail([pending], answer)
+        elif pending.done.done():
+            self._refund_unread(pending.request, answer)
         else:
-            pending.done.set_result(reply)
+            pending.done.set_result(answer)
 
     async def _acquire(self) -> Any:
         """The connection used last, if it is still good; redis-py's pool would cost as much as the round trip."""
@@ -203,20 +216,12 @@ class BatchSender:
         if self._idle:
             connection = self._idle.pop()
         else:
-            kind = _CONNECTIONS[self._source.connection]
-            options = self._source.connection_options(self._address)
-            # one time-out around a round trip replaces redis-py's around every read and write
-            connection = kind(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
-            self._connection_count += 1
+            connection = self._make(self._source)
         try:
             if connection.is_connected and await _can_read(connection):  # readable while idle: the server closed it
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
-                connection.connected_at = monotonic()
-                await connection.connect()
-                if self._source.kind == "sentinel" and not self._address.sentinel:
-                    await connection.send_packed_command([pack("ROLE")], check_health=False)
-                    check_role(await connection.read_response())
+                await self._connect(connection, self._source)
         except BaseException as error:
             self._idle.append(connection)
             if isinstance(error, ReadOnlyError):
@@ -227,6 +232,21 @@ class BatchSender:
             raise
         return connection
 
+    def _make(self, url: RedisURL) -> Any:
+        """A new connection, not connected yet."""
+        options = url.connection_options(self._address)
+        # one time-out around a round trip replaces redis-py's around every read and write
+        made = _CONNECTIONS[url.connection](**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+        self._connection_count += 1
+        return made
+
+    async def _connect(self, connection: Any, url: RedisURL) -> None:
+        connection.connected_at = monotonic()
+        await connection.connect()
+        if url.kind == "sentinel" and not self._address.sentinel:
+            await connection.send_packed_command([pack("ROLE")], check_health=False)
+            check_role(await connection.read_response())
+
     async def _release(self, connection: Any) -> None:
         if isinstance(self._source, RedisURL):
             self._idle.append(connection)
@@ -235,19 +255,18 @@ class BatchSender:
 
     def _refund_unread(self, request: ServerCommand | ScriptRequest, reply: Any) -> None:
         """Refund what a call took whose caller is gone."""
-        if isinstance(request, ScriptRequest) and request.call.op == "take" and reply[0] == 1:
-            self._refund(request, request.call.permits)
+        if isinstance(request, ScriptRequest):
+            for script, call in request.script.refunds(request.call, reply):
+                refund = request._replace(script=script, call=call, send_source=True)
+                done = self.loop.create_future()  # no task awaits it
+                done.add_done_callback(_retrieve)
+                self._enqueue(PendingCall(refund, done))
 
-    def _refund(self, request: ScriptRequest, permits: int) -> None:
-        def refunded(done: asyncio.Future[Any]) -> None:
-            if not done.cancelled() and not done.exception():
-                self._refund(request, unrefunded(done.result()))
 
-        if permits:
-            call = request.call._replace(op="refund", permits=permits)
-            done = self.loop.create_future()  # no task awaits it
-            done.add_done_callback(refunded)
-            self._enqueue(PendingCall(request._replace(call=call, send_source=True), done))
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Look at the outcome, so that asyncio does not report an error as one that was never retrieved."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def _can_read(connection: Any) -> bool:
@@ -256,29 +275,6 @@ async def _can_read(connection: Any) -> bool:
         return bool(await can_read())
     except (RedisError, OSError):
         return True  # it is closed
-
-
-def _groups(batch: list[PendingCall], partitioned: bool) -> list[Group]:
-    """The calls that share a command; in a Cluster none do, since a script's keys must lie in one slot."""
-    if partitioned:
-        return [[pending] for pending in batch]
-    return [list(group) for _, group in groupby(batch, key=_group_key)]
-
-
-def _group_key(pending: PendingCall) -> object:
-    request = pending.request
-    if isinstance(request, ScriptRequest) and request.script.mergeable and not request.asking:
-        return request.script, request.call.op, request.send_source
-    return pending
-
-
-def _packed(group: Group) -> bytes:
-    request = group[0].request
-    if isinstance(request, ServerCommand):
-        return request.command
-    calls = [request.call] if len(group) == 1 else [pending.request.call for pending in group]  # type: ignore[union-attr]  # `_group_key` puts no ServerCommand beside a call
-    command = request.script.command(calls, request.send_source)
-    return pack("ASKING") + command if request.asking else command
 
 
 def _fail(calls: Iterable[PendingCall], error: Exception) -> None:

@@ -1,7 +1,7 @@
 """A circuit breaker before a server that does not answer: an outage costs microseconds, not time-outs.
 
-After `FAILURES` calls in a row without an answer the breaker opens, and the policy answers without touching the server.
-One probe at a time looks in the background whether the server is back, and closes the breaker (see
+After `FAILURES_TO_OPEN` calls in a row without an answer the breaker opens, and the policy answers without touching
+the server. One probe at a time looks in the background whether the server is back, and closes the breaker (see
 `headgate.redis.probe`). Only silence counts: an error that the server sends is an answer, and it cost no wait.
 """
 
@@ -18,7 +18,7 @@ TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
 
 logger = logging.getLogger("headgate")
 
-FAILURES = 3  # in a row
+FAILURES_TO_OPEN = 3  # in a row
 
 
 class Breaker:
@@ -38,18 +38,18 @@ class Breaker:
     def failed(self, error: Exception, begun: float, min_span: float = 0.0) -> bool:
         """Count a call that began at *begun* and got no answer. Returns whether to probe the server now.
 
-        *min_span*: 0, or the store's time-out if the caller gave the call less time than that. Then failures must span
-        that many seconds before a probe starts, and the breaker opens only if that probe, which has more time, fails.
+        *min_span*: 0, or the store's time-out if the caller gave the call less time than that. Then a probe starts
+        after three failures that span so many seconds, and the breaker opens only if the probe fails, too.
         """
         with self._lock:
             connected_at = getattr(error, "connected_at", begun)
             if self.failures and connected_at < self._last_failure and not isinstance(error, TIMEOUTS):
-                return False  # connections that break together are one failure
+                return False  # the connection is older than the last failure: the same cut, which is counted already
             self._last_failure = now = monotonic()
             self._first_failure = self._first_failure if self.failures else now
             self.failures += 1
             self.last_error = f"{type(error).__name__}: {error}"
-            if self.open or self.failures < FAILURES:
+            if self.open or self.failures < FAILURES_TO_OPEN:
                 return self.open
             if min_span:
                 return now - self._first_failure >= min_span

@@ -1,8 +1,9 @@
 """How a call of a script is made, whatever the topology: breaker first, then the right server, again where it is safe.
 
 It is safe to send again what the server says it has not done (NOSCRIPT, MOVED, ASK, TRYAGAIN, LOADING, READONLY,
-CLUSTERDOWN) and what was never sent. After a lost reply only scripts marked `repeatable` are sent again. A limiter's
-script is not, because it may have run: the call fails and the policy answers. A check is spent once at most.
+CLUSTERDOWN) and what was never sent; `RetryPolicy` says how often. After a lost reply only scripts marked `repeatable`
+are sent again. A limiter's script is not, because it may have run: the call fails and the policy answers. A check is
+spent once at most.
 
 Everything here is a plan (see `headgate._plan`). `SyncExecutor` and `AsyncExecutor` answer its requests.
 
@@ -36,11 +37,10 @@ from redis.exceptions import (
 )
 
 from headgate.redis.breaker import Breaker
-from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.script import Script
 from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
-from headgate.redis.url import Address, RedisURL
-
-PAUSE = 0.005  # seconds before a server that said "not now" is asked again
+from headgate.redis.unlink import unlink_prefix
+from headgate.redis.url import RETRY_PAUSE, Address, RedisURL
 
 # What counts as no answer: silence, and a Cluster that still says at the deadline that it is down.
 NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
@@ -51,14 +51,25 @@ class ScriptRequest(NamedTuple):
 
     address: Address
     script: Script
-    call: Any  # a `LimiterCall` of a LimiterScript, a `ScriptCall` of a LuaScript
+    call: Any  # a `LimiterCall` of a LimiterScript, a `ScriptCall` of a LuaScript, a `JointCall` of a JointScript
     send_source: bool  # send the script itself: the server does not know it
     asking: bool  # the slot is on its way to this server
     deadline: float
-    counts_queue_time: bool  # False: the time-out starts when an event loop sends the request, not when it queues it
+    counts_queue_time: bool  # True: time in the queue of a batch counts towards the deadline
 
 
 Request = ServerCommand | ScriptRequest | float  # a float: sleep that many seconds
+
+
+class RetryPolicy(NamedTuple):
+    """How often a call is sent again where that is safe, always within its deadline. Redirections are no retries.
+
+    most None: as often as the deadline allows where another server may answer (Sentinel, Cluster); a single server that
+    cannot be reached is not asked again. Any number holds for all topologies.
+    """
+
+    most: int | None = None
+    pause: float = RETRY_PAUSE  # seconds before each
 
 
 class ConnectionsExhausted(Unreached):
@@ -73,6 +84,7 @@ class Executor:
         self.closed = False
         self._url = url  # None: a client was handed in
         self._display_name = display_name
+        self._retry = RetryPolicy(url.retries, url.retry_pause) if url else RetryPolicy()
         self._forget_servers()
 
     def _forget_servers(self) -> None:
@@ -80,9 +92,7 @@ class Executor:
         self._breaker = Breaker(self._display_name)
         self._breakers: dict[Address | None, Breaker] = {}  # one for each server, where keys lie at different ones
 
-    def plan(
-        self, script: Script, call: LimiterCall | ScriptCall, time_limit: float | None
-    ) -> Generator[Request, Any, Any]:
+    def plan(self, script: Script, call: Any, time_limit: float | None) -> Generator[Request, Any, Any]:
         """The reply to *call*; raises at once while the breaker is open. *time_limit*: None for the time-out."""
         topology, slot, breaker = self._topology, 0, self._breaker
         if topology.partitioned:
@@ -95,7 +105,7 @@ class Executor:
         seconds = self.timeout if time_limit is None else min(time_limit, self.timeout)
         shortened = seconds < self.timeout
         try:
-            reply = yield from _attempts(topology, script, call, slot, begun + seconds, counts_queue_time=shortened)
+            reply = yield from _attempts(topology, script, call, slot, begun + seconds, shortened, self._retry)
         except ConnectionsExhausted:
             raise  # the server did not fail
         except NO_REPLY_ERRORS as error:
@@ -105,6 +115,10 @@ class Executor:
         if breaker.failures:
             breaker.answered()
         return reply
+
+    def unlink(self, prefix: str) -> Generator[Request, Any, int]:
+        """Remove every key that starts with *prefix* and a colon; returns how many. Past the breaker, not atomic."""
+        return unlink_prefix(self._topology, prefix, self.timeout)
 
     def breakers(self) -> list[Breaker]:
         return list(self._breakers.values()) if self._topology.partitioned else [self._breaker]
@@ -124,13 +138,14 @@ class Executor:
 def _attempts(
     topology: Topology,
     script: Script,
-    call: LimiterCall | ScriptCall,
+    call: Any,
     slot: int,
     deadline: float,
     counts_queue_time: bool,
+    retry: RetryPolicy,
 ) -> Generator[Request, Any, Any]:
-    """Send *call* until it is answered; raise the last error once the deadline has passed."""
-    send_source, redirect = False, None
+    """Send *call* until it is answered; raise the last error once the deadline or the policy ends the retries."""
+    send_source, redirect, failed = False, None, 0
     problem: RedisError
     while True:
         address = redirect or topology.address(slot) or (yield from topology.discover(slot, deadline))
@@ -152,14 +167,18 @@ def _attempts(
                 raise
             continue
         except TryAgainError as error:
-            problem = error
-            yield PAUSE
-        except (BusyLoadingError, ReadOnlyError, ClusterDownError, MasterDownError, Unreached) as error:
-            topology.mark_lost(address)
-            if not topology.has_other_servers or monotonic() + PAUSE > deadline:
+            failed += 1
+            if not may_retry(retry, failed, True):
                 raise
             problem = error
-            yield PAUSE
+            yield retry.pause
+        except (BusyLoadingError, ReadOnlyError, ClusterDownError, MasterDownError, Unreached) as error:
+            topology.mark_lost(address)
+            failed += 1
+            if not may_retry(retry, failed, topology.has_other_servers) or monotonic() + retry.pause > deadline:
+                raise
+            problem = error
+            yield retry.pause
             yield from topology.discover(slot, deadline)
         except (RedisError, OSError) as error:
             topology.mark_lost(address)  # the next call looks for the server, also if this one is not sent again
@@ -167,13 +186,19 @@ def _attempts(
                 may_repeat = topology.has_other_servers and "read only replica" in str(error)
             else:
                 may_repeat = script.repeatable
-            if not may_repeat or monotonic() + PAUSE > deadline:
+            failed += 1
+            if not may_repeat or not may_retry(retry, failed, True) or monotonic() + retry.pause > deadline:
                 raise
             problem = ConnectionError(str(error))
-            yield PAUSE
+            yield retry.pause
         redirect, counts_queue_time = None, True
         if monotonic() > deadline:
             raise problem
+
+
+def may_retry(retry: RetryPolicy, failed: int, by_default: bool) -> bool:
+    """Whether a call that was not answered *failed* times may be sent again; *by_default* if no number was set."""
+    return by_default if retry.most is None else failed <= retry.most
 
 
 def reply_after_asking() -> Generator[None, Any, Any]:

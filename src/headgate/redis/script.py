@@ -1,7 +1,14 @@
 """Commands as bytes: `LimiterScript` calls the Lua that decides for a limiter, `LuaScript` any other, `pack` the rest.
 
 The frame of a limiter's script is written once: take the server's time, load each quota's state, evaluate all, spend
-from all or from none, answer in five integers. An algorithm supplies ``quota``, ``load``, ``evaluate`` and ``consume``.
+from all or from none, answer in five integers. An algorithm supplies these functions:
+
+quota(i)                              -> a quota from the arguments at i, and the index after them
+load(key, q, now)                     -> its state, and whether that is ahead of the clock
+evaluate(state, q, now, permits)      -> allowed, permits left, time to full, time to retry
+consume(key, state, q, now, permits)  writes the state and its time to live; negative permits give back
+where(key, q, now)                    -> the key of the state, where it is not the key itself (optional)
+
 A second value of ``load`` says that a state lies so far ahead of the clock that the clock must have stepped back (a
 failover to a server whose clock is behind). Such a state is brought back to now, and written even for a denied call.
 
@@ -13,11 +20,10 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock
 from headgate.decision import Decision, Units, decision_in
 from headgate.keys import digest, hash_tag, label
@@ -61,17 +67,22 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local quotas = {}
-for i = 1, many do quotas[i], argument = quota(argument) end
 
-local function one(key, permits)
-  local q = quotas[1]
+local function one(key, q, permits)
   if where then key = where(key, q, now) end
   local state, ahead = load(key, q, now)
   local ok, left, full, wait = evaluate(state, q, now, permits)
   if op == 'take' and (ok or ahead) then consume(key, state, q, now, ok and permits or 0) end
   return ok and 1 or 0, 1, left, full, wait
 end
+
+local simple = many == 1 and (op == 'take' or op == 'peek')
+if simple and #KEYS == 1 then  -- nearly every call: it needs nothing of what follows
+  local q, last = quota(argument)
+  return {one(KEYS[1], q, tonumber(ARGV[last]))}
+end
+local quotas = {}
+for i = 1, many do quotas[i], argument = quota(argument) end
 
 local function all(first, permits)
   local keys, states, aheads = {}, {}, {}
@@ -91,15 +102,11 @@ local function all(first, permits)
       reset = math.max(reset, full)
     end
   end
-  if op == 'refund' then  -- the last number of the answer: how many permits are still to be given back
-    local some = permits
-    for i, state in ipairs(states) do
-      if at_once then some = math.min(some, at_once(keys[i], state, quotas[i], permits)) end
-    end
+  if op == 'refund' then
     if reset > 0 then
-      for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, -some) end
+      for i, key in ipairs(keys) do consume(key, states[i], quotas[i], now, -permits) end
     end
-    return 1, binds, remaining, reset, permits - some
+    return 1, binds, remaining, reset, 0
   end
   if not allowed then  -- nothing is spent, so those that would have allowed stay as they are
     reset = 0
@@ -116,10 +123,9 @@ local function all(first, permits)
   return allowed and 1 or 0, binds, remaining, reset, retry
 end
 
-local simple = many == 1 and (op == 'take' or op == 'peek')  -- nearly every check, in two thirds of the time
 local function check(i)
   local permits = tonumber(ARGV[argument + i])
-  if simple then return one(KEYS[i + 1], permits) end
+  if simple then return one(KEYS[i + 1], quotas[1], permits) end
   return all(i * many, permits)
 end
 
@@ -140,9 +146,33 @@ return answers
 
 REPLY_SIZE = 5  # integers that the script answers for each check
 
-# Functions that an algorithm may leave out: `where` gives the Redis key of a state if that is not the key itself, and
-# `at_once` the number of permits that a refund may give back in one call if that is not all of them.
-_OPTIONAL = ("where", "at_once")
+
+def algorithm_lua(rule: Rule) -> str:
+    """The functions of the rule's algorithm; ``where`` is nil if the key itself is that of the state."""
+    lua = rule.spec.lua
+    return lua if "local function where(" in lua else "local where\n" + lua
+
+
+class Script(Protocol):
+    """A script as an executor needs it: its calls as bytes, and what is known about them."""
+
+    repeatable: bool  # a second run changes nothing, so a call whose reply was lost is sent again
+    mergeable: bool  # several calls of one op can be one command; its reply has `REPLY_SIZE` integers for each
+
+    @property
+    def quota_count(self) -> int:
+        """How many quotas a call decides, which bounds a batch."""
+        ...
+
+    def slot(self, key: str) -> int:
+        """The Cluster slot of the key of a call."""
+        ...
+
+    def command(self, calls: Sequence[Any], send_source: bool = False) -> bytes: ...
+
+    def refunds(self, call: Any, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
+        """The calls that give back what *call* took, by its *reply*."""
+        ...
 
 
 class LimiterCall(NamedTuple):
@@ -160,27 +190,33 @@ class LimiterScript:
     mergeable = True  # several calls of one op can be one command; its reply has `REPLY_SIZE` integers for each
 
     def __init__(self, rule: Rule, prefix: str, hash_keys: bool, clock: Clock | None) -> None:
-        lua = ALGORITHMS[rule.kind].lua
-        absent = [f"local {name}\n" for name in _OPTIONAL if f"local function {name}(" not in lua]
-        self.text = "".join([*absent, lua, _FRAME])
-        self.sha = _sha(self.text)
+        self.lua = algorithm_lua(rule)
+        self.text = self.lua + _FRAME
+        self.sha = sha(self.text)
         self.capacity = rule.capacity
+        self.capacities = [part.limit for part in rule.parts]
         self.quota_count = len(rule.parts)
         self._dated = rule.parts if rule.parts[0].redis_suffix(0) else []  # quotas whose keys change with time
-        self._tag = _hashed_tag if hash_keys else hash_tag
+        self._tag = tag_function(hash_keys)
         self._clock = clock
         self._units = [Units(part.limit, 1, 1) for part in rule.parts]
-        self._before = f"{prefix}:{rule.kind}:"
+        self._before = f"{prefix}:{rule.state_kind}:"
         name = "" if rule.name == "default" else ":" + label(rule.name)
         quotas = [""] if len(rule.quotas) == 1 else [":" + str(quota).replace(" ", "") for quota in rule.quotas]
         self._after = [name + quota for quota in quotas]
-        numbers = [number for part in rule.parts for number in part.lua_arguments()]
+        self.numbers = [part.lua_arguments() for part in rule.parts]
+        numbers = [number for part in self.numbers for number in part]
         self._arguments = pack_arguments(len(rule.parts), *numbers)
         self._fixed = 3 + 3 + len(numbers)  # arguments of a call that are not a key or its permits
         self._evalsha = pack_arguments("EVALSHA", self.sha)
         self._eval = pack_arguments("EVAL", self.text)
         self._take = pack_arguments("take", "") + self._arguments
         self._one = self._start(self._evalsha, 1)
+
+    @property
+    def patterns(self) -> list[str]:
+        """The Redis keys of any client's key, without that key and without what changes with time."""
+        return [self._before + after for after in self._after]
 
     def keys(self, key: str) -> list[str]:
         """The Redis keys of a client's key, one for each quota."""
@@ -199,10 +235,10 @@ class LimiterScript:
         first = calls[0]
         middle = self._take if first.op == "take" and not self._clock else self._middle(first.op)
         if len(calls) == 1 and not send_source:
-            permits = _PERMITS.get(first.permits) or pack_arguments(first.permits)
+            permits = pack_permits(first.permits)
             return self._one + pack_arguments(*self.keys(first.key)) + middle + permits
         keys = [pack_arguments(*self.keys(call.key)) for call in calls]
-        counts = [_PERMITS.get(call.permits) or pack_arguments(call.permits) for call in calls]
+        counts = [pack_permits(call.permits) for call in calls]
         start = self._start(self._eval if send_source else self._evalsha, len(calls))
         return b"".join([start, *keys, middle, *counts])
 
@@ -210,6 +246,9 @@ class LimiterScript:
         allowed, binds, remaining, reset, retry = reply
         units = self._units[binds - 1]
         return decision_in(units, allowed == 1, units.limit - remaining, reset, retry)
+
+    def refunds(self, call: LimiterCall, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
+        return [(self, call._replace(op="refund"))] if call.op == "take" and reply[0] == 1 else []
 
     def _start(self, script: bytes, checks: int) -> bytes:
         keys = checks * self.quota_count
@@ -219,19 +258,23 @@ class LimiterScript:
         return pack_arguments(op, self._clock.now() if self._clock else "") + self._arguments
 
 
-def unrefunded(reply: Any) -> int:
-    """The permits that a refund left for another call, because all at once would keep the server busy for too long."""
-    return int(reply[4])
-
-
 _PERMITS = {permits: pack_arguments(permits) for permits in range(1, 17)}
+
+
+def pack_permits(permits: int) -> bytes:
+    return _PERMITS.get(permits) or pack_arguments(permits)
+
+
+def tag_function(hash_keys: bool) -> Callable[[str], str]:
+    """What turns a client's key into the part of a Redis key that decides the slot."""
+    return _hashed_tag if hash_keys else hash_tag
 
 
 def _hashed_tag(key: str) -> str:
     return "{" + digest(key) + "}"
 
 
-def _sha(source: str) -> str:
+def sha(source: str) -> str:
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -259,7 +302,7 @@ class LuaScript:
     def __init__(self, source: str, repeatable: bool = False) -> None:
         self.text = source
         self.repeatable = repeatable
-        self.sha = _sha(source)
+        self.sha = sha(source)
         self._evalsha = pack_arguments("EVALSHA", self.sha)
         self._eval = pack_arguments("EVAL", source)
 
@@ -276,5 +319,5 @@ class LuaScript:
         [call] = calls
         return b"*%d\r\n" % (2 + call.size) + (self._eval if send_source else self._evalsha) + call.packed
 
-
-Script = LimiterScript | LuaScript
+    def refunds(self, call: ScriptCall, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
+        return []

@@ -7,8 +7,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,14 +26,16 @@ from headgate.redis.execute import (
     Executor,
     Request,
     ScriptRequest,
-    reply_after_asking,
 )
 from headgate.redis.health import examine
 from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_thread
 from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall, pack
-from headgate.redis.topology import ServerCommand, Unreached, check_role
+from headgate.redis.shared_trips import SharedTrips, exchange
+from headgate.redis.topology import ServerCommand, Unreached, check_role, deciding_servers
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
+
+T = TypeVar("T")
 
 MAX_IDLE = 0.05  # seconds after which an idle connection is checked before use: the server may have closed it
 NEVER = -math.inf
@@ -81,7 +84,8 @@ class ServerConnections:
                     raise Unreached(f"{self._address.host}:{self._address.port}: {error}") from error
                 raise
             now = monotonic()
-        connection._sock.settimeout(max(deadline - now, MIN_TIMEOUT))
+        left = deadline - now
+        connection._sock.settimeout(left if left > MIN_TIMEOUT else MIN_TIMEOUT)
         return connection
 
     def release(self, connection: Any, *, clean: bool) -> None:
@@ -97,6 +101,35 @@ class ServerConnections:
         self._idle.append((connection, monotonic() if clean else NEVER))
         if self._waiting:
             self._wake_first()
+
+    def on_connection(
+        self, deadline: float, exchange: Callable[[Any, T], Any], what: T, max_idle: float = MAX_IDLE
+    ) -> Any:
+        """What ``exchange(connection, what)`` returns, which sends and reads every reply to what it sent."""
+        connection = self.acquire(deadline, max_idle)
+        clean = False
+        try:
+            reply = exchange(connection, what)
+            clean = True
+            return reply
+        except redis.ResponseError:
+            clean = True  # an error is a reply too, and it was read to its end
+            raise
+        except NO_REPLY_ERRORS as error:
+            note_connected_at(connection, error)
+            raise
+        finally:
+            self.release(connection, clean=clean)  # whatever happened, a signal included
+
+    def warm_up(self, count: int, deadline: float) -> None:
+        """Open *count* connections, at most as many as there may be, by *deadline*."""
+        made: list[Any] = []
+        try:
+            while len(made) < count:
+                made.append(self.acquire(deadline))
+        finally:
+            for connection in made:
+                self.release(connection, clean=True)
 
     def close(self) -> None:
         for connection in _disconnect(self._idle):
@@ -188,12 +221,14 @@ class ServerConnections:
 
 
 def _disconnect(idle: deque[tuple[Any, float]]) -> list[Any]:
-    closed = []
-    while idle:
-        connection, _ = idle.pop()
+    closed: list[Any] = []
+    while True:
+        try:
+            connection, _ = idle.pop()  # not after a look at the length: another thread may take the last one
+        except IndexError:
+            return closed
         connection.disconnect()
         closed.append(connection)
-    return closed
 
 
 class SyncExecutor(Executor):
@@ -203,7 +238,7 @@ class SyncExecutor(Executor):
         self._source = source
         url = source if isinstance(source, RedisURL) else None
         super().__init__(url, display_name, url.timeout if url else 1.0)  # a client has time-outs of its own
-        self._servers: dict[Address, ServerConnections] = {}
+        self._servers: dict[Address, SharedTrips] = {}
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -221,11 +256,17 @@ class SyncExecutor(Executor):
         return run(examine(self._topology, check_timeout, monotonic() + time_limit), self.answer)
 
     def connections(self) -> list[ServerConnections]:
-        return list(self._servers.values())
+        return [trips.connections for trips in list(self._servers.values())]
+
+    def warm_up(self, count: int) -> None:
+        """Open *count* connections to each server that decides, within the time-out."""
+        deadline = monotonic() + self.timeout
+        for address in run(deciding_servers(self._topology, deadline), self.answer):
+            self._trips(address).connections.warm_up(count, deadline)
 
     def close(self) -> None:
         self.closed = True
-        for connections in list(self._servers.values()):
+        for connections in self.connections():
             connections.close()
 
     def answer(self, request: Request) -> Any:
@@ -233,36 +274,22 @@ class SyncExecutor(Executor):
         if isinstance(request, float):
             time.sleep(request)
             return None
-        connections = self._servers.get(request.address)
-        if connections is None:
-            made = ServerConnections(self._source, request.address)
-            connections = self._servers.setdefault(request.address, made)
+        trips = self._servers.get(request.address)
+        if trips is None:
+            trips = self._trips(request.address)
         # coordination's scripts check every connection: a stray reply read as theirs would give one lock to two owners
         careful = isinstance(request, ScriptRequest) and isinstance(request.script, LuaScript)
-        connection = connections.acquire(request.deadline, 0.0 if careful else MAX_IDLE)
-        clean = False
-        try:
-            if isinstance(request, ServerCommand):
-                connection.send_packed_command([request.command], check_health=False)
-                reply = connection.read_response()
-            else:
-                command = request.script.command([request.call], request.send_source)
-                if request.asking:
-                    connection.send_packed_command([pack("ASKING") + command], check_health=False)
-                    reply = run(reply_after_asking(), lambda _: connection.read_response())
-                else:
-                    connection.send_packed_command([command], check_health=False)
-                    reply = connection.read_response()
-            clean = True
-            return reply
-        except redis.ResponseError:
-            clean = True  # an error is a reply too, and it was read to its end
-            raise
-        except NO_REPLY_ERRORS as error:
-            note_connected_at(connection, error)
-            raise
-        finally:
-            connections.release(connection, clean=clean)  # whatever happened, a signal included
+        if careful or isinstance(request, ServerCommand) or request.counts_queue_time:  # alone, in a time of its own
+            return trips.connections.on_connection(request.deadline, exchange, request, 0.0 if careful else MAX_IDLE)
+        return trips.send(request)
+
+    def _trips(self, address: Address) -> SharedTrips:
+        """What shares the trips to *address*, made when it is first needed."""
+        trips = self._servers.get(address)
+        if trips is None:
+            made = SharedTrips(ServerConnections(self._source, address), self._topology.partitioned)
+            trips = self._servers.setdefault(address, made)
+        return trips
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
         try:

@@ -197,6 +197,16 @@ def topology(url: RedisURL | None) -> Topology:
     return Single(url.hosts[0])
 
 
+def deciding_servers(topology: Topology, deadline: float) -> Generator[ServerCommand, Any, list[Address]]:
+    """The servers that decide now: the only one, the primary of a service, or all primaries of a Cluster."""
+    first = topology.address(0)
+    if first is None:
+        first = yield from topology.discover(0, deadline)
+    if not topology.partitioned:
+        return [first]
+    return list(dict.fromkeys(address for slot in range(16384) if (address := topology.address(slot))))
+
+
 def _share_of(deadline: float) -> float:
     now = monotonic()
     return now + (deadline - now) * SHARE

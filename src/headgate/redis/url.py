@@ -4,9 +4,9 @@ redis://user:password@host:6379/0                     one server; rediss:// for 
 redis+sentinel://h1:26379,h2:26379/service-name/0     the primary that the Sentinels name
 redis+cluster://h1:6379,h2:6379                       a Cluster; these hosts are asked for its map
 
-Behind a question mark: timeout, connect_timeout (seconds), max_connections, and everything that redis-py takes for a
-connection (ssl_ca_certs, ssl_certfile, ...); for Sentinels also sentinel_username and sentinel_password. TLS for
-Sentinel and Cluster is ssl=true.
+Behind a question mark: timeout, connect_timeout, retry_pause (seconds), min_connections, max_connections, retries, and
+everything that redis-py takes for a connection (ssl_ca_certs, ssl_certfile, ...); for Sentinels also sentinel_username
+and sentinel_password. TLS for Sentinel and Cluster is ssl=true.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import redis
@@ -28,7 +28,9 @@ FORM = (
 
 # A check that takes longer is worth less than the answer of on_store_error.
 TIMEOUT = 0.08  # seconds
+MIN_CONNECTIONS = 4
 MAX_CONNECTIONS = 64
+RETRY_PAUSE = 0.005  # seconds before a server that said "not now" is asked again
 
 # Without this redis-py sends HELLO and its name and version first: three round trips, for which a check has no time.
 _SILENT = (
@@ -68,6 +70,9 @@ class RedisURL:
     sentinel_options: dict[str, Any] = field(hash=False)
     connection: type[redis.connection.AbstractConnection] = redis.Connection
     safe_url: str = ""  # the URL without its password
+    min_connections: int = MIN_CONNECTIONS  # that a warm-up opens to each server
+    retries: int | None = None  # how often a call is sent again where that is safe; None: see `execute.may_retry`
+    retry_pause: float = RETRY_PAUSE
 
     def connection_options(self, address: Address) -> dict[str, Any]:
         """The arguments of a redis-py connection to *address*, sync or async."""
@@ -79,16 +84,20 @@ class RedisURL:
         return {"socket_keepalive": True} | options | ours
 
 
-def parse_url(
-    url: str,
-    *,
-    timeout: float | None = None,
-    connect_timeout: float | None = None,
-    max_connections: int | None = None,
-) -> RedisURL:
-    """Parse a store's URL; arguments win over the URL's. Raises a ValueError that says what would be right."""
-    arguments = {"timeout": timeout, "connect_timeout": connect_timeout, "max_connections": max_connections}
-    given = {name: _OURS[name](name, value) for name, value in arguments.items() if value is not None}
+class RedisOptions(TypedDict, total=False):
+    """Options of a `RedisStore`; None is as if left out."""
+
+    timeout: float | None
+    connect_timeout: float | None
+    max_connections: int | None
+    min_connections: int | None
+    retries: int | None
+    retry_pause: float | None
+
+
+def parse_url(url: str, **options: Unpack[RedisOptions]) -> RedisURL:
+    """Parse a store's URL; *options* win over the URL's. Raises a ValueError that says what would be right."""
+    given = {name: _OURS[name](name, value) for name, value in options.items() if value is not None}
     safe_url = without_secrets(url)
     try:
         return _read(url, safe_url, given)
@@ -117,6 +126,10 @@ def _read(url: str, safe_url: str, given: dict[str, Any]) -> RedisURL:
     ours = {"timeout": TIMEOUT, "max_connections": MAX_CONNECTIONS} | said | given
     timeout: float = ours["timeout"]
     connect_timeout: float = ours.get("connect_timeout", timeout)
+    most: int = ours["max_connections"]
+    least: int = ours.get("min_connections", min(MIN_CONNECTIONS, most))
+    if least > most:
+        raise ValueError(f"min_connections must be at most max_connections, which is {most}, got {least}")
     if unknown := [name for name in query if name not in _KNOWN and not name.startswith(("ssl_", "sentinel_"))]:
         known = ", ".join([*_OURS, *sorted(_KNOWN)])
         raise ValueError(f"unknown parameter {', '.join(unknown)}; known are {known} and ssl_...")
@@ -159,11 +172,14 @@ def _read(url: str, safe_url: str, given: dict[str, Any]) -> RedisURL:
         service,
         timeout,
         connect_timeout,
-        ours["max_connections"],
+        most,
         options,
         sentinel_options,
         connection,
         safe_url,
+        least,
+        ours.get("retries"),
+        ours.get("retry_pause", RETRY_PAUSE),
     )
 
 
@@ -213,8 +229,17 @@ def _count(name: str, value: object) -> int:
     return value
 
 
+def _count_from_zero(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0, got {value!r:.40}")
+    return value
+
+
 _OURS: dict[str, Callable[[str, object], Any]] = {
     "timeout": _seconds,
     "connect_timeout": _seconds,
     "max_connections": _count,
+    "min_connections": _count_from_zero,
+    "retries": _count_from_zero,
+    "retry_pause": _seconds,
 }

@@ -13,17 +13,38 @@ from pathlib import Path
 from time import time
 from typing import cast
 
-from headgate.service import batch, checks, events, health, metrics, openapi, pages, playground
-from headgate.service.client_ip import ClientIP, parse_network
+import msgspec
+
+from headgate.errors import StoreUnavailable
+from headgate.service import (
+    batch,
+    checks,
+    envoy_json,
+    events,
+    forward,
+    health,
+    metrics,
+    openapi,
+    pages,
+    playground,
+)
+from headgate.service.busy_keys import BusyKeys, WorkerReport
+from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
+from headgate.service.event_log import OutageLog, log_rules
 from headgate.service.events import DeniedKeys
 from headgate.service.files import FileWatch, LastGoodConfig, Sources
+from headgate.service.hybrid_rules import HybridLimiters
+from headgate.service.hybrid_settings import rule_refusal
+from headgate.service.listeners import Listener, close_listeners, open_listeners, renew_certificates
 from headgate.service.logs import configure, hide_quoted, masked
-from headgate.service.problem import HTTPError, problem
+from headgate.service.paced import PacedChecks
+from headgate.service.problem import HTTPError
 from headgate.service.request import BodyReader
+from headgate.service.resolve import RequestClientIP
 from headgate.service.responses import Delivery
-from headgate.service.rsgi import Exchange, Response, Scope, check_framing, request_id_of
+from headgate.service.rsgi import HTTPProtocol, Response, Scope, check_framing, request_id_of
 from headgate.service.rules import CompiledRule, RuleSet
-from headgate.service.settings import BadFile, Settings
+from headgate.service.settings import PORTS, BadFile, Settings
 from headgate.service.shared_counters import (
     BREAKER_OPEN,
     BREAKER_OPENED,
@@ -37,13 +58,19 @@ from headgate.service.shared_counters import (
     STOPPING,
     SharedCounters,
 )
+from headgate.service.store import CONNECTION_SETTINGS, make_store, update_connections, warm_up
 from headgate.service.tokens import Tokens
-from headgate.stores.base import Store, open_store
+from headgate.stores.base import LeaseStore, Store
 from headgate.stores.memory import MemoryStore
+from headgate.web.client_ip import parse_network
+from headgate.web.problem import problem
 
 logger = logging.getLogger("headgate.service")
 
-Handler = Callable[["App", Scope, Exchange], Awaitable[Response | None]]  # None: the handler has sent its response
+Handler = Callable[["App", Scope, HTTPProtocol], Awaitable[Response | None]]  # None: the handler has sent its response
+
+# settings that a reload cannot change
+NEEDS_RESTART = ("host", *PORTS, "tls", "workers", "store", "max_keys", "log_format", *CONNECTION_SETTINGS)
 
 KEEP_ALIVE = 10  # seconds that a connection may send nothing before it is closed
 
@@ -53,6 +80,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": batch.batch},
+    "/json": {"POST": envoy_json.post},
     "/actuator/prometheus": {"GET": metrics.scrape},
     "/metrics": {"GET": metrics.scrape},
     "/actuator/health": {"GET": health.health},
@@ -70,17 +98,28 @@ ROUTES: dict[str, dict[str, Handler]] = {
 class State:
     """The objects made from the settings; a reload replaces all of them at once."""
 
-    def __init__(self, settings: Settings, tokens: Tokens, store: Store, counters: SharedCounters) -> None:
+    def __init__(
+        self, config: LastGoodConfig, store: Store, counters: SharedCounters, hybrids: HybridLimiters | None = None
+    ) -> None:
+        settings, tokens = config.settings, Tokens(config.tokens)
         self.settings = settings
         self.tokens = tokens
         self.checks_guarded = "check" in tokens.guarded
-        self.rule_set = RuleSet(settings, store, counters)
+        self.rule_set = RuleSet(settings, store, counters, hybrids)
         trusted = [parse_network(text) for text in settings.trusted_proxies]
-        self.client_ip = ClientIP(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.client_ip = RequestClientIP(trusted, settings.client_headers, settings.ipv6_prefix)
+        self.warned_of_proxy = False  # that it is not trusted
         self.ietf_headers = settings.ietf_headers
         # rule, key, key as JSON and cost of queries that came before
         self.seen: dict[str, tuple[CompiledRule, str, str, int]] = {}
         self.show_key: Callable[[str], str] = repr if settings.log_keys else masked
+        # rules that ask Redis for every check, and that leases could serve
+        self.asks_redis = frozenset(
+            rule.name
+            for rule in self.rule_set.compiled()
+            if isinstance(store, LeaseStore) and rule.take_leased is None and not rule_refusal(rule.limiter.rule)
+        )
+        self.envoy: EnvoyRules | None = None  # without [envoy] files
 
 
 class App:
@@ -94,15 +133,18 @@ class App:
         self.sources = sources
         self.counters = SharedCounters(folder / COUNTERS_FILE)
         self.denied = DeniedKeys()
+        self.busiest = BusyKeys()
         self.delivery = Delivery()
         self.playground = playground.Sessions()
         self.page_files = pages.load_files()
         self.bodies = BodyReader()
         self.batches = asyncio.Semaphore(batch.MAX_BATCHES)
+        self.paced = PacedChecks()
         self.waiting = 0
         self.watchers = 0
-        self.error_logged_at = float("-inf")
+        self.outages = OutageLog()
         self.redis = metrics.RedisNumbers()
+        self.listeners: list[Listener] = []
         self._folder = folder
         self._settings = settings
         self._opened = 0
@@ -114,13 +156,17 @@ class App:
         configure(settings.log_level, settings.log_format)
         self.worker_counters = own = self.counters.claim()
         self.gauges, self.slots, self.timings = own.gauges, own.slots, own.timings
-        self.store = make_store(settings)
+        self.store = make_store(settings, self._folder)
+        self.hybrids = HybridLimiters(self.store)
         config = LastGoodConfig.load(self._folder)  # newer than *settings* in a worker that replaces another
         self._adopt(config)
+        loop.run_until_complete(warm_up(self.store))
+        loop.run_until_complete(self.hybrids.count(own))  # so that every series is there from the start
         self._watch = FileWatch(config.stamp)
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, self.reload)
+        self.listeners = open_listeners(self, loop, settings)
         # A full collection visits every module and took 10 ms, the slowest hundredth of all checks. The objects of
         # the start stay for ever, and a check leaves no cycles behind.
         gc.collect()
@@ -136,11 +182,13 @@ class App:
             signal.raise_signal(signal.SIGTERM)
 
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """After the last response: close the store."""
+        """After the last response: close the listeners, give leases back, and close the store."""
         self._ticker.cancel()
+        loop.run_until_complete(close_listeners(self.listeners))
+        loop.run_until_complete(self.hybrids.aclose())
         loop.run_until_complete(self.store.aclose())
 
-    async def __rsgi__(self, scope: Scope, exchange: Exchange) -> None:
+    async def __rsgi__(self, scope: Scope, protocol: HTTPProtocol) -> None:
         request_id = ""
         method = scope.method
         request_headers = scope.headers
@@ -149,12 +197,12 @@ class App:
                 check_framing(scope.http_version, request_headers)
             route = ROUTES.get(scope.path)
             handler = route.get(method) if route else None
-            response = await (handler(self, scope, exchange) if handler else self._other(route, scope, exchange))
+            response = await (handler(self, scope, protocol) if handler else self._other(route, scope, protocol))
             if response is None:
                 return
         except HTTPError as error:
             request_id = request_id_of(request_headers) or secrets.token_hex(8)
-            response = problem(error.status, error.detail, *error.headers, request_id=request_id)
+            response = problem(error.status, error.detail, *error.headers, requestId=request_id)
             self.gauges[PROBLEMS] += 1
             if self.debug:
                 shown = error.detail if self.state.settings.log_keys else hide_quoted(error.detail)
@@ -162,7 +210,7 @@ class App:
         except Exception:
             request_id = request_id_of(request_headers) or secrets.token_hex(8)
             response = problem(
-                500, "an error of the service, not of the request; its log has more", request_id=request_id
+                500, "an error of the service, not of the request; its log has more", requestId=request_id
             )
             self.gauges[PROBLEMS] += 1
             logger.exception("Error answering %s, request %s", method, request_id, extra={"request_id": request_id})
@@ -170,15 +218,17 @@ class App:
         if request_id or ("x-request-id" in request_headers and (request_id := request_id_of(request_headers))):
             headers.append(("x-request-id", request_id))
         if method == "HEAD":
-            exchange.response_empty(status, headers)
+            protocol.response_empty(status, headers)
         elif type(body) is str:
-            exchange.response_str(status, headers, body)
+            protocol.response_str(status, headers, body)
         else:
-            exchange.response_bytes(status, headers, cast("bytes", body))
+            protocol.response_bytes(status, headers, cast("bytes", body))
 
-    async def _other(self, route: dict[str, Handler] | None, scope: Scope, exchange: Exchange) -> Response | None:
-        """HEAD and OPTIONS where there is a GET, the page's files, and errors for the rest."""
+    async def _other(self, route: dict[str, Handler] | None, scope: Scope, protocol: HTTPProtocol) -> Response | None:
+        """Sub-requests of proxies, HEAD and OPTIONS where there is a GET, the page's files, and errors for the rest."""
         path, method = scope.path, scope.method
+        if path.startswith(forward.PREFIX):
+            return await forward.forward(self, scope, protocol)
         file = self.page_files.get(path) if route is None else None
         if route is None and file is None:
             raise HTTPError(404, f"there is nothing at {path!r:.80}; see /docs")
@@ -193,18 +243,23 @@ class App:
         if file is not None:
             return file.response(scope)
         assert route is not None
-        return await route["GET"](self, scope, exchange)
+        return await route["GET"](self, scope, protocol)
 
     def reload(self) -> None:
         """Read the settings again. Bad ones change nothing but the log and the metrics."""
         stamp = self.sources.stamp()
         self._watch = FileWatch(stamp)
         try:
-            settings = self.sources.reread(self.state.settings)
-            config = LastGoodConfig(settings, self.sources.tokens(settings), stamp)
+            before = self._config
+            settings = self.sources.reread(before.settings)
+            stamp = self.sources.stamp(stamp)  # the settings may name other files
+            self._watch = FileWatch(stamp)
+            domains = self.sources.envoy_domains(settings)
+            config = LastGoodConfig(settings, self.sources.tokens(settings), stamp, domains)
             self._adopt(config)
             config.save(self._folder)
-        except (BadFile, HTTPError, ValueError) as error:
+            log_rules(before, config, self.sources.file, self._folder)
+        except (BadFile, HTTPError, ValueError, StoreUnavailable) as error:
             self.gauges[RELOADS_FAILED] += 1
             self.gauges[RELOAD_OK] = 0
             logger.error("The new settings are not used, the old ones stay in force: %s", error)
@@ -212,12 +267,21 @@ class App:
         self.gauges[RELOADS] += 1
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         logger.warning("Settings read again: rules %s", ", ".join(self.state.rule_set.rules))
-        for name in ("host", "port", "workers", "store", "max_keys", "log_format"):
-            if getattr(settings, name) not in (getattr(self._settings, name), 0):  # port 0 means any free port
+        renew_certificates(self.listeners, self._settings.tls)
+        for name in NEEDS_RESTART:
+            in_force, wanted = getattr(self._settings, name), getattr(settings, name)
+            if wanted != in_force and (wanted != 0 or in_force is None):  # port 0 means any free port
                 logger.warning("The new %s needs a restart", name)
 
     def _adopt(self, config: LastGoodConfig) -> None:
-        self.state = State(config.settings, Tokens(config.tokens), self.store, self.counters)
+        settings = config.settings
+        state = State(config, self.store, self.counters, self.hybrids)
+        if config.domains:
+            state.envoy = EnvoyRules(config.domains, settings.envoy, self.store, EnvoyMeter(self))
+        state.rule_set.compile_known(self.hybrids.pairs())
+        self.hybrids.keep(state.rule_set.limiters())
+        self.state, self._config = state, config
+        self.sources.envoy_files = settings.envoy.files
         logging.getLogger("headgate").setLevel(config.settings.log_level.upper())
         self.debug = logger.isEnabledFor(logging.DEBUG)
 
@@ -228,6 +292,7 @@ class App:
             seconds += 1
             try:
                 self._update(seconds)
+                await self.hybrids.count(self.worker_counters)
             except Exception:
                 logger.exception("Error in the periodic update of a worker")
 
@@ -235,24 +300,25 @@ class App:
         """Once a second: update gauges, publish the most denied keys, look for a new file and for the main process."""
         seen = self.state.rule_set.get(None, None).limiter.store_health()
         self.gauges[BREAKER_OPEN] = seen.state == "open"
-        self.gauges[BREAKER_OPENED] += seen.opened - self._opened  # these counters may have had another worker before
+        # only the difference: these counters may go on from those of a dead worker, and a reload may have made the
+        # default rule hybrid
+        self.gauges[BREAKER_OPENED] += max(seen.opened - self._opened, 0)
         self._opened = seen.opened
-        if isinstance(self.store, MemoryStore):
+        self.outages.end_second(seen)
+        update_connections(self.gauges, self.store)
+        if isinstance(self.store, MemoryStore):  # to count the keys of another store is not for free
             self.gauges[KEYS] = len(self.store)
+        for listener in self.listeners:
+            listener.close_silent()
         if seconds % KEEP_ALIVE == 0:
             self.delivery.rotate()
         if seconds % 60 == 0:
             self.denied.halve()
-        self.worker_counters.write_report(self.denied.encoded())
+        report = WorkerReport(self.denied.top(), self.busiest.top())
+        self.worker_counters.write_report(msgspec.json.encode(report))
+        self.busiest.log_hints(report.busiest, self.state.asks_redis)
         if self._watch.is_new(self.sources.stamp()):
             self.reload()
         if os.getppid() != self._parent:
             logger.error("The main process is gone: this worker stops")
             signal.raise_signal(signal.SIGTERM)
-
-
-def make_store(settings: Settings) -> Store:
-    """Open the store that all limiters of a worker share."""
-    if settings.store == "memory://":
-        return MemoryStore(max_keys=settings.max_keys)
-    return open_store(settings.store, None, {})[0]

@@ -10,6 +10,7 @@ are decided at a time; the rest wait in line.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +26,7 @@ from headgate.service.model import BATCH, Answer, Check, Checks
 from headgate.service.problem import HTTPError
 from headgate.service.request import parse_json, parse_query, quoted_names, refuse_duplicates
 from headgate.service.resolve import resolve_request
-from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.service.rsgi import HTTPProtocol, Response, Scope
 from headgate.service.rules import Charge, CompiledRule
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ class PlannedCheck(NamedTuple):
     cost: int
 
 
-async def batch(app: App, scope: Scope, exchange: Exchange) -> Response | None:
+async def batch(app: App, scope: Scope, protocol: HTTPProtocol) -> Response | None:
     """Answer a list of checks with a list."""
     state = app.state
     state.tokens.demand("check", scope.headers)
     parse_query(scope.query_string, frozenset())
-    raw = await app.bodies.read(scope, exchange)
+    raw = await app.bodies.read(scope, protocol)
     charges: list[Charge] = []
     async with app.batches:
         answers = await _answers(app, state, scope, raw, charges)
@@ -71,7 +72,7 @@ async def batch(app: App, scope: Scope, exchange: Exchange) -> Response | None:
     response = 200, headers, "[" + ",".join(answers) + "]"
     if not charges:
         return response
-    app.delivery.watch(exchange, charges)
+    app.delivery.watch(protocol, charges)
     return response
 
 
@@ -128,25 +129,42 @@ def _plan(state: State, scope: Scope, one: Check) -> PlannedCheck:
 async def _decide(app: App, state: State, planned: list[PlannedCheck], charges: list[Charge]) -> list[str | HTTPError]:
     """The answers to a slice; what was spent is added to *charges*.
 
-    Checks of different keys are sent to Redis together, checks of the same key one after the other.
+    Checks of different keys are sent to Redis together, checks of the same key one after the other. A hybrid rule
+    decides at once where its lease suffices, unless an earlier check of the same key has to wait.
     """
     answers: list[str | HTTPError] = [""] * len(planned)
     same_key: dict[tuple[int, str], list[int]] = {}
+    asked: dict[int, Awaitable[Decision]] = {}
     for i, one in enumerate(planned):
         began = perf_counter_ns()
         if one.exempt:
             answers[i] = str(responses.exempt_response(app, one.rule, one.key, 0)[2])
         elif one.rule.take_now:
-            made = one.rule.take_now(one.key, one.cost)
+            try:
+                made = one.rule.take_now(one.key, one.cost)
+            except StoreUnavailable as error:
+                answers[i] = responses.store_unavailable(app, one.rule, one.key, error)
+                continue
             answers[i] = _answer(app, state, one, made, perf_counter_ns() - began, charges)
         else:
-            same_key.setdefault((id(one.rule), one.key), []).append(i)
+            place = id(one.rule), one.key
+            if one.rule.take_leased and place not in same_key:
+                try:
+                    leased = one.rule.take_leased(one.key, one.cost)
+                except StoreUnavailable as error:
+                    answers[i] = responses.store_unavailable(app, one.rule, one.key, error)
+                    continue
+                if isinstance(leased, Decision):
+                    answers[i] = _answer(app, state, one, leased, perf_counter_ns() - began, charges)
+                    continue
+                asked[i] = leased
+            same_key.setdefault(place, []).append(i)
 
     async def take(positions: list[int]) -> None:
         for i in positions:
             one, began = planned[i], perf_counter_ns()
             try:
-                made = await one.rule.limiter.try_acquire(one.key, one.cost)
+                made = await (asked.pop(i) if i in asked else one.rule.limiter.try_acquire(one.key, one.cost))
             except StoreUnavailable as error:
                 answers[i] = responses.store_unavailable(app, one.rule, one.key, error)
                 continue

@@ -7,7 +7,6 @@ decision, one f-string. A body, a wait, or a key that is not in the query branch
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import check_permits
+from headgate.service.event_log import log_reset
 from headgate.service.model import WaitingCheck
 from headgate.service.problem import HTTPError
 from headgate.service.request import parse_integer, parse_json, parse_query
@@ -29,13 +29,12 @@ from headgate.service.responses import (
     record,
     store_unavailable,
 )
-from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.service.rsgi import HTTPProtocol, Response, Scope
 from headgate.service.rules import Charge, CompiledRule
+from headgate.service.tokens import digest_in
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
-
-logger = logging.getLogger("headgate.service")
 
 PARAMETERS = frozenset({"key", "algorithm", "permits", "rule"})
 CHECK_PARAMETERS = PARAMETERS | {"wait"}
@@ -45,7 +44,7 @@ MAX_SEEN_QUERY = 512  # characters of such a query
 MAX_WAITERS = 4000  # in one worker; a check beyond them is answered at once
 
 
-def check(app: App, scope: Scope, exchange: Exchange) -> Awaitable[Response | None]:
+def check(app: App, scope: Scope, protocol: HTTPProtocol) -> Awaitable[Response | None]:
     """Spend permits: 200 when granted, 429 when not. No coroutine of its own: that would cost more than this does."""
     began = perf_counter_ns()
     state = app.state
@@ -54,33 +53,33 @@ def check(app: App, scope: Scope, exchange: Exchange) -> Awaitable[Response | No
     query = scope.query_string
     seen = state.seen.get(query)
     if seen is not None:
-        return _take(app, state, scope, exchange, *seen, began)
+        return take(app, state, scope, protocol, *seen, began)
     asked = parse_query(query, CHECK_PARAMETERS)
     permits = parse_integer("permits", asked["permits"]) if "permits" in asked else 1
-    return _check(app, state, scope, exchange, asked, permits, began, query)
+    return _check(app, state, scope, protocol, asked, permits, began, query)
 
 
-async def post(app: App, scope: Scope, exchange: Exchange) -> Response | None:
+async def post(app: App, scope: Scope, protocol: HTTPProtocol) -> Response | None:
     """The same; parameters may be in the query, in the body, or in both."""
     state = app.state
     state.tokens.demand("check", scope.headers)
     asked: dict[str, Any] = parse_query(scope.query_string, CHECK_PARAMETERS)
     permits = parse_integer("permits", asked["permits"]) if "permits" in asked else 1
-    if raw := await app.bodies.read(scope, exchange):
+    if raw := await app.bodies.read(scope, protocol):
         sent: WaitingCheck = parse_json(scope, raw, WaitingCheck, FORM)
         given = {name: value for name in sent.__struct_fields__ if (value := getattr(sent, name)) is not None}
         if both := asked.keys() & given.keys():
             raise HTTPError(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
         permits = int(given.get("permits", permits))
         asked |= given
-    return await _check(app, state, scope, exchange, asked, permits, perf_counter_ns(), None)
+    return await _check(app, state, scope, protocol, asked, permits, perf_counter_ns(), None)
 
 
 async def _check(
     app: App,
     state: State,
     scope: Scope,
-    exchange: Exchange,
+    protocol: HTTPProtocol,
     asked: dict[str, Any],
     permits: int,
     began: int,
@@ -92,9 +91,9 @@ async def _check(
     if "wait" in asked:
         seconds = _seconds(state, asked["wait"])
         if not rule.shadow:  # a shadow rule always allows, so there is nothing to wait for
-            return await _wait(app, state, scope, exchange, (rule, key, permits * rule.cost), seconds)
+            return await _wait(app, state, scope, protocol, (rule, key, permits * rule.cost), seconds)
     json_key = as_json(key)
-    response = await _take(app, state, scope, exchange, rule, key, json_key, permits * rule.cost, began)
+    response = await take(app, state, scope, protocol, rule, key, json_key, permits * rule.cost, began)
     if query is not None and "key" in asked and len(query) <= MAX_SEEN_QUERY and rule.key_only:
         # the query was valid, and it alone determines the rule, the key and the cost
         if len(state.seen) >= MAX_SEEN:
@@ -103,11 +102,11 @@ async def _check(
     return response
 
 
-async def _take(
+async def take(
     app: App,
     state: State,
     scope: Scope,
-    exchange: Exchange,
+    protocol: HTTPProtocol,
     rule: CompiledRule,
     key: str,
     json_key: str,
@@ -115,7 +114,13 @@ async def _take(
     began: int,
 ) -> Response | None:
     try:
-        made = rule.take_now(key, cost) if rule.take_now else await rule.limiter.try_acquire(key, cost)
+        if rule.take_now:
+            made = rule.take_now(key, cost)
+        elif rule.take_leased:
+            leased = rule.take_leased(key, cost)
+            made = leased if isinstance(leased, Decision) else await leased
+        else:
+            made = await rule.limiter.try_acquire(key, cost)
     except (InvalidKey, InvalidPermits) as error:
         raise bad_check(rule, cost, error) from None
     except StoreUnavailable as error:
@@ -127,11 +132,11 @@ async def _take(
     delivery, peer = app.delivery, scope.client
     if peer in delivery.recent or not delivery.is_first(peer):
         return response
-    delivery.watch(exchange, [(rule, key, cost)])
+    delivery.watch(protocol, [(rule, key, cost)])
     return response
 
 
-async def head(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def head(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """The headers that GET would give, with nothing spent."""
     app.state.tokens.demand("check", scope.headers)
     asked = parse_query(scope.query_string, CHECK_PARAMETERS)
@@ -142,7 +147,7 @@ async def head(app: App, scope: Scope, exchange: Exchange) -> Response:
     return decision_response(state, rule, as_json(key), made, made.allowed or rule.shadow, extra=extra)
 
 
-async def remaining(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def remaining(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """What remains, and whether the permits would be granted; nothing is spent. Always 200."""
     app.state.tokens.demand("read", scope.headers)
     asked = parse_query(scope.query_string, PARAMETERS)
@@ -155,7 +160,7 @@ async def remaining(app: App, scope: Scope, exchange: Exchange) -> Response:
     return 200, [header for header in headers if header[0] != "retry-after"], text
 
 
-async def reset(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def reset(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """Forget the key of a check with the same query, or a joined key as responses show it."""
     state = app.state
     state.tokens.demand("admin", scope.headers)
@@ -166,16 +171,17 @@ async def reset(app: App, scope: Scope, exchange: Exchange) -> Response:
     try:
         check_permits(permits * rule.cost, rule.capacity)
         for each_rule, each_key in reversed(found):
-            made = await _reset_key(each_rule, each_key)
+            made = await reset_key(each_rule, each_key)
     except (InvalidKey, InvalidPermits) as error:
         raise bad_check(rule, permits * rule.cost, error) from None
     except StoreUnavailable as error:
         raise store_unavailable(app, rule, key, error) from None
-    logger.info("Reset of key: %s, rule: %s, algorithm: %s", state.show_key(key), rule.name, rule.label)
+    log_reset(state, scope, digest_in(scope.headers), rule, key)
     return decision_response(state, rule, as_json(key), made, True, "Rate limit reset")
 
 
-async def _reset_key(rule: CompiledRule, key: str) -> Decision:
+async def reset_key(rule: CompiledRule, key: str) -> Decision:
+    """Forget *key*, and return how things stand then. Raises `StoreUnavailable`, whatever `on_store_error` says."""
     if not await rule.limiter.reset(key):  # on_store_error is about checks: a reset that was not made must be a 503
         raise StoreUnavailable(f"the key was not reset: {rule.limiter.store_health().last_error}")
     return await rule.limiter.peek(key, 0)
@@ -199,15 +205,21 @@ async def _peek(app: App, scope: Scope, asked: dict[str, str]) -> tuple[State, C
 
 
 async def _wait(
-    app: App, state: State, scope: Scope, exchange: Exchange, wanted: Charge, seconds: float
+    app: App, state: State, scope: Scope, protocol: HTTPProtocol, wanted: Charge, seconds: float
 ) -> Response | None:
-    """Hold the response until the permits are there or the time is over; a client that disconnects spends none."""
+    """Hold the response until the permits are there or the time is over; a client that disconnects spends none.
+
+    On a leaky bucket it is held until the check's place in time, see `headgate.service.paced`.
+    """
     rule, key, cost = wanted
     if app.waiting >= MAX_WAITERS:
         seconds = 0.0
     app.waiting += 1
-    acquired = asyncio.ensure_future(rule.limiter.acquire(key, cost, timeout=seconds))
-    disconnected = asyncio.ensure_future(exchange.client_disconnect())
+    if rule.paces:
+        acquired = asyncio.ensure_future(app.paced.wait(rule.limiter, key, cost, seconds))
+    else:
+        acquired = asyncio.ensure_future(rule.limiter.acquire(key, cost, timeout=seconds))
+    disconnected = asyncio.ensure_future(protocol.client_disconnect())
     try:
         await asyncio.wait({acquired, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not acquired.done():
@@ -226,7 +238,7 @@ async def _wait(
     response = decision_response(state, rule, as_json(key), made, record(app, rule, key, made, None))
     if not made.allowed or made.degraded:
         return response
-    app.delivery.watch(exchange, [wanted])
+    app.delivery.watch(protocol, [wanted])
     return response
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from headgate.service.settings import SCOPES, BadSetting, Settings, explain, lowered
+from headgate.service.settings import PORTS, SCOPES, BadSetting, Settings, explain, lowered
 
 PREFIX = "HEADGATE_"
 # The settings that the environment may set; a list is written with commas.
 DEFAULTS = {
     name: value
     for name, value in msgspec.structs.asdict(Settings()).items()
-    if name not in ("rules", "plans", "tokens")
+    if name not in ("rules", "plans", "tokens", "tls", "envoy")
 }
 NAMES = [*(name.upper() for name in DEFAULTS), "CONFIG", *(f"{scope.upper()}_TOKEN" for scope in SCOPES)]
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -31,7 +31,7 @@ def from_environment(environment: Mapping[str, str], given: Mapping[str, Any]) -
     found: dict[str, Any] = {}
     for field, default in DEFAULTS.items():
         text = environment.get(PREFIX + field.upper(), "")
-        if not text or field in given or (field == "port" and _LINK.match(text)):
+        if not text or field in given or (field in PORTS and _LINK.match(text)):
             continue
         found[field] = text
         if isinstance(default, list):

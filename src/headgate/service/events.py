@@ -12,10 +12,12 @@ import msgspec
 
 import headgate
 from headgate.service import shared_counters as c
+from headgate.service.busy_keys import WorkerReport, merge_busiest, read_reports, rows_for_page
 from headgate.service.health import store_kind
 from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Exchange, Response, Scope
-from headgate.stores.memory import MemoryStore
+from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.settings import THROTTLE_RULE
+from headgate.stores.base import is_per_process
 
 if TYPE_CHECKING:
     from headgate.service.app import App
@@ -26,15 +28,15 @@ KEPT_KEYS = 500
 HEADERS = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
 
 
-async def stream(app: App, scope: Scope, exchange: Exchange) -> None:
+async def stream(app: App, scope: Scope, protocol: HTTPProtocol) -> None:
     """Send an event now and each second until the client disconnects or the service stops."""
     app.state.tokens.demand("read", scope.headers)
     if app.watchers >= MAX_WATCHERS:
         raise HTTPError(503, f"{MAX_WATCHERS} watch already; try again later", ("retry-after", "10"))
     full = app.state.tokens.allows("admin", scope.headers)
-    transport = exchange.response_stream(200, list(HEADERS))
+    transport = protocol.response_stream(200, list(HEADERS))
     app.watchers += 1
-    disconnected = asyncio.ensure_future(exchange.client_disconnect())
+    disconnected = asyncio.ensure_future(protocol.client_disconnect())
     before = Counts(app.counters)
     try:
         while not disconnected.done() and not app.counters.header[c.STOPPING]:
@@ -52,7 +54,7 @@ async def stream(app: App, scope: Scope, exchange: Exchange) -> None:
         disconnected.cancel()
 
 
-async def head(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def head(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """The headers of the stream."""
     app.state.tokens.demand("read", scope.headers)
     return 200, list(HEADERS), ""
@@ -73,7 +75,7 @@ async def _event(app: App, before: Counts, now: Counts, full: bool) -> dict[str,
         rule, _, algorithm = name.rpartition(" ")
         old = before.slots.get(name, [0] * c.SLOT_WORDS)
         allowed, denied, degraded = (counts[word] - old[word] for word in (c.ALLOWED, c.DENIED, c.DEGRADED))
-        if rule in app.state.rule_set.rules:
+        if rule in app.state.rule_set.rules or rule == THROTTLE_RULE or rule.startswith("envoy/"):
             row = {"rule": rule, "algorithm": algorithm, "allowed": allowed, "denied": denied, "degraded": degraded}
             rules.append(row)
     buckets = [new - old for new, old in zip(now.buckets, before.buckets, strict=True)]
@@ -87,15 +89,19 @@ async def _event(app: App, before: Counts, now: Counts, full: bool) -> dict[str,
         "version": headgate.__version__,
     }
     if full:
-        event["denied_keys"] = merge_denied(list(app.counters.reports()))
+        reports = read_reports(list(app.counters.reports()))
+        event["denied_keys"] = merge_denied(reports)
+        event["busiest_keys"] = rows_for_page(merge_busiest(reports), app.state.asks_redis)
     return event
 
 
 async def _store(app: App) -> dict[str, Any]:
-    if isinstance(app.store, MemoryStore):
+    if is_per_process(app.store):
         keys = sum(app.counters.gauge(c.KEYS))
         return {"state": "closed", "kind": "memory", "latency": 0.0, "detail": f"{keys:,} keys"}
     numbers = await app.redis.read(app.store)
+    if not numbers:
+        return {"state": "closed", "kind": store_kind(app), "latency": 0.0, "detail": "shared by all workers"}
     open_now = bool(max(app.counters.gauge(c.BREAKER_OPEN))) or not numbers["up"]
     memory = numbers.get("memory_used_bytes", 0) / (1 << 20)
     detail = "does not answer; on_store_error answers" if open_now else f"{memory:.1f} MiB used"
@@ -137,21 +143,17 @@ class DeniedKeys:
     def halve(self) -> None:
         self.counts = {entry: count // 2 for entry, count in self.counts.items() if count > 1}
 
-    def encoded(self) -> bytes:
-        """The most denied keys, as the report that other workers read."""
-        top = nlargest(SHOWN_KEYS, self.counts.items(), key=itemgetter(1))
-        return msgspec.json.encode([[rule, key, count] for (rule, key), count in top])
+    def top(self) -> list[tuple[str, str, int]]:
+        """The most denied keys, for the report that other workers read."""
+        found = nlargest(SHOWN_KEYS, self.counts.items(), key=itemgetter(1))
+        return [(rule, key, count) for (rule, key), count in found]
 
 
-def merge_denied(reports: list[bytes]) -> list[dict[str, Any]]:
-    """The most denied keys of all workers. A report that was read while it was being written is left out."""
+def merge_denied(reports: list[WorkerReport]) -> list[dict[str, Any]]:
+    """The most denied keys of all workers."""
     counts: dict[tuple[str, str], int] = {}
     for report in reports:
-        try:
-            rows = msgspec.json.decode(report, type=list[tuple[str, str, int]]) if report else []
-        except msgspec.DecodeError:
-            continue
-        for rule, key, count in rows:
+        for rule, key, count in report.denied:
             counts[rule, key] = counts.get((rule, key), 0) + count
     top = nlargest(SHOWN_KEYS, counts.items(), key=itemgetter(1))
     return [{"key": key, "rule": rule, "denied": count} for (rule, key), count in top]

@@ -9,27 +9,31 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headgate.service.environment import PREFIX, checked, from_environment, unknown_variables
-from headgate.service.settings import BadFile, BadSetting, Settings, check, convert
+from headgate.service.envoy_files import find_files, read_domains
+from headgate.service.envoy_settings import EnvoyDomain
+from headgate.service.settings import BadFile, BadSetting, Settings, check, check_store_of_rules, convert
 from headgate.service.tokens import read_tokens
 
 DEFAULT_FILE = Path("headgate.toml")
 
 SettingPath = tuple[str | int, ...]
-Stamp = tuple[int, int, int] | None  # time of the last change, size and inode of the file
+Stamp = dict[str, tuple[int, int, int]]  # of each file that is there: time of the last change, size and inode
 
 
 class Sources:
-    """Where settings come from; they are read at the start and again after each change of the file."""
+    """Where settings come from; they are read at the start and again after each change of a file."""
 
     def __init__(self, file: Path | None, given: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self.file = file
+        self.envoy_files: list[str] = []  # as the settings that were read last name them
         self._given = {name: value for name, value in given.items() if value is not None}
         self._environment = environment
 
@@ -47,21 +51,37 @@ class Sources:
             raise BadFile(f"{self.file}: its tokens are gone, which would open the API; to mean it, restart")
         return found
 
-    def stamp(self) -> Stamp:
-        """A value that changes with the file; None while the file is missing, as when it is being replaced."""
+    def stamp(self, before: Stamp | None = None) -> Stamp:
+        """A value that changes with the files; a file that *before* has keeps its value from there."""
+        stamp: Stamp = {}
+        for path in [*([self.file] if self.file else []), *find_files(self.envoy_files, self._folder)]:
+            with suppress(OSError):  # it is missing, as when it is being replaced
+                found = path.stat()
+                stamp[str(path)] = found.st_mtime_ns, found.st_size, found.st_ino
+        return stamp if before is None else {name: before.get(name, value) for name, value in stamp.items()}
+
+    def envoy_domains(self, settings: Settings) -> list[EnvoyDomain]:
+        """The rate limits of the files that *settings* name for Envoy. Raises `BadFile`."""
         try:
-            found = self.file.stat() if self.file else None
-        except OSError:
-            return None
-        return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+            return read_domains(settings.envoy, self._folder, compose_yaml)
+        except BadSetting as error:
+            place = "" if self.file is None else f"{self.file}:{_line_in(self.file, error.path)}: "
+            raise BadFile(f"{place}{error}") from None
+
+    @property
+    def _folder(self) -> Path:
+        """Where relative names of files begin."""
+        return Path() if self.file is None else self.file.parent
 
     def _merged(self, settings: Settings) -> Settings:
         try:
             around = from_environment(self._environment, self._given) | checked("--", self._given)
             settings = msgspec.structs.replace(settings, **around)
             check(settings)
+            check_store_of_rules(settings)
         except BadSetting as error:  # the file alone was fine
             raise BadFile(str(error)) from None
+        self.envoy_files = settings.envoy.files
         return settings
 
     def warnings(self) -> list[str]:
@@ -74,11 +94,12 @@ class Sources:
 
 
 class LastGoodConfig(msgspec.Struct):
-    """Settings, the digests and scopes of their tokens, and the stamp of the file that they came from."""
+    """Settings, the digests and scopes of their tokens, rate limits for Envoy, and the stamp of their files."""
 
     settings: Settings
     tokens: list[tuple[str, str]]
     stamp: Stamp
+    domains: list[EnvoyDomain] = []
 
     def save(self, folder: Path) -> None:
         """Write this to *folder*, which only the service can read; workers see the old file or the new one."""
@@ -92,7 +113,7 @@ class LastGoodConfig(msgspec.Struct):
 
 
 class FileWatch:
-    """Decides from stamps taken once a second when a file has changed and is no longer being written."""
+    """Decides from stamps taken once a second when the files have changed and are no longer being written."""
 
     def __init__(self, known: Stamp) -> None:
         self._known = self._last = known
@@ -127,6 +148,14 @@ def read_file(path: Path) -> Settings:
         return convert(raw)
     except BadSetting as error:
         raise BadFile(f"{path}:{line_of(error.path)}: {error}") from None
+
+
+def _line_in(path: Path, wanted: SettingPath) -> int:
+    """The line of the file that sets *wanted*; the file was read before."""
+    text = path.read_text(encoding="utf-8")
+    parse = _yaml if path.suffix in (".yaml", ".yml") else _toml
+    line: int = parse(path, text)[1](wanted)
+    return line
 
 
 def _toml(path: Path, text: str) -> tuple[Any, Any]:
@@ -171,19 +200,33 @@ def _toml_path(text: str) -> SettingPath:
 
 
 def _yaml(path: Path, text: str) -> tuple[Any, Any]:
+    root, raw = parse_yaml(path, text, lambda yaml: yaml.safe_load(text))
+    return raw or {}, lambda wanted: _yaml_line(root, wanted)
+
+
+def compose_yaml(path: Path, text: str) -> Any:
+    """The root of the nodes that the YAML parser makes of *text*; they know their lines. Raises `BadFile`."""
+    try:
+        return parse_yaml(path, text, lambda yaml: None)[0]
+    except RecursionError:
+        raise BadFile(f"{path}:1: lists or tables in it are nested too deeply") from None
+
+
+def parse_yaml(path: Path, text: str, load: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The root of the nodes, and what *load* makes of the module `yaml`; PyYAML is imported if there is a YAML file."""
     try:
         import yaml  # type: ignore[import-untyped]  # it ships no types
     except ImportError:
         raise BadFile(f"{path}: YAML needs PyYAML: pip install 'headgate[service]'") from None
     try:
-        raw = yaml.safe_load(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        raw = load(yaml)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)  # the parser in C crashes on lists that are nested too deeply
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise BadFile(f"{path}:{mark.line + 1 if mark else 1}: this is no YAML: {error}") from None
     if twice := _duplicate_key(root):
         raise BadFile(f"{path}:{twice.start_mark.line + 1}: {twice.value!r:.60} is given twice; give it once")
-    return raw or {}, lambda wanted: _yaml_line(root, wanted)
+    return root, raw
 
 
 def _duplicate_key(root: Any) -> Any:

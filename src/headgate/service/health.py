@@ -12,9 +12,9 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 import headgate
-from headgate.service.rsgi import Exchange, Response, Scope, json_response
+from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
 from headgate.service.shared_counters import STARTED_AT, STOPPING
-from headgate.stores.memory import MemoryStore
+from headgate.stores.base import is_per_process, kind_of
 
 if TYPE_CHECKING:
     from headgate.service.app import App
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 STORE_TIMEOUT = 2.0  # seconds
 
 
-async def health(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def health(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """UP, or DOWN (503) when the store does not answer."""
     store = await store_status(app)
     up = store["status"] == "UP"
     return json_response({"status": store["status"], "components": {"store": store}}, 200 if up else 503)
 
 
-async def liveness(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def liveness(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """UP as long as the process answers."""
     return json_response({"status": "UP"})
 
 
-async def readiness(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def readiness(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """UP unless the service is stopping, or would refuse by default because it has no store."""
     if app.counters.header[STOPPING]:
         return json_response({"status": "OUT_OF_SERVICE"}, 503)
@@ -45,7 +45,7 @@ async def readiness(app: App, scope: Scope, exchange: Exchange) -> Response:
     return json_response({"status": "UP"})
 
 
-async def info(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def info(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """Version, store and rules."""
     app.state.tokens.demand("read", scope.headers)
     return json_response(
@@ -56,31 +56,42 @@ async def info(app: App, scope: Scope, exchange: Exchange) -> Response:
             "store": store_kind(app),
             "workers": app.counters.workers(),
             "uptimeSeconds": max(0, int(time()) - app.counters.header[STARTED_AT]),
+            "listeners": [listener.info() for listener in app.listeners],
             "rules": app.state.rule_set.info(),
+            "envoy": app.state.envoy.info() if app.state.envoy else [],
         }
     )
 
 
+def _camel(connections: dict[str, int]) -> dict[str, int]:
+    return {"inUse" if name == "in_use" else name: count for name, count in connections.items()}
+
+
 def store_kind(app: App) -> str:
-    return "memory" if isinstance(app.store, MemoryStore) else "redis"
+    return kind_of(app.store)
 
 
 async def store_status(app: App) -> dict[str, Any]:
     """The status of the store, asked of the store itself, which asks its server at most once a second."""
     store: Any = app.store
-    if isinstance(store, MemoryStore):
-        return {"status": "UP", "kind": "memory", "keys": len(store)}
+    kind = kind_of(store)
+    if is_per_process(store):
+        return {"status": "UP", "kind": kind, "keys": len(store)}
     seen = app.state.rule_set.get(None, None).limiter.store_health()
     try:
         async with asyncio.timeout(STORE_TIMEOUT):
             found = await store.ahealth()
     except TimeoutError:
-        return {"status": "DOWN", "kind": "redis", "reason": "no answer", "breaker": seen.state}
-    shown = {"status": "UP" if found.healthy else "DOWN", "kind": "redis", "reason": found.reason}
-    return shown | {
-        "breaker": seen.state,
-        "latencySeconds": round(found.latency, 6),
-        "role": found.role,
-        "version": found.version,
-        "problems": list(found.problems),
-    }
+        return {"status": "DOWN", "kind": kind, "reason": "no answer", "breaker": seen.state}
+    shown = {"status": "UP" if found.healthy else "DOWN", "kind": kind, "reason": found.reason}
+    return (
+        shown
+        | {
+            "breaker": seen.state,
+            "latencySeconds": round(found.latency, 6),
+            "role": found.role,
+            "version": found.version,
+            "problems": list(found.problems),
+        }
+        | ({"connections": _camel(found.connections)} if found.connections else {})
+    )

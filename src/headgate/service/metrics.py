@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import headgate
+from headgate.service import hybrid_rules
 from headgate.service import shared_counters as c
-from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.service.busy_keys import merge_busiest, read_reports
+from headgate.service.rsgi import HTTPProtocol, Response, Scope
 from headgate.service.rules import ALGORITHM_NAMES
-from headgate.stores.base import Store
-from headgate.stores.memory import MemoryStore
+from headgate.stores.base import Store, is_per_process
 
 if TYPE_CHECKING:
     from headgate.service.app import App
@@ -29,11 +31,13 @@ BY_RULE = {
 Sample = tuple[str, str, float]  # suffix of the name, labels, value
 
 
-async def scrape(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def scrape(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """All metrics."""
     app.state.tokens.demand("read", scope.headers)
     redis = await app.redis.read(app.store)
     text = "".join(_lines(app, redis))
+    if application := app.state.settings.application:
+        text = with_label(text, f'application="{application}"')
     return 200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")], text
 
 
@@ -68,13 +72,18 @@ def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
         "breaker_open", "gauge", "1 while a worker has given the store up", max(counters.gauge(c.BREAKER_OPEN))
     )
     yield from one("breaker_opened_total", "counter", "Times that a worker gave the store up", opened)
-    if isinstance(app.store, MemoryStore):
+    if is_per_process(app.store):
         yield from one("keys", "gauge", "Keys in the memory stores of all workers", sum(counters.gauge(c.KEYS)))
-        most = app.store.max_keys * counters.workers()
+        most = app.state.settings.max_keys * counters.workers()
         yield from one("keys_limit", "gauge", "Keys that the memory stores of all workers hold at most", most)
     yield from one("problems_total", "counter", "Requests answered with a problem", sum(counters.gauge(c.PROBLEMS)))
     yield from _reloads(counters)
+    for found in hybrid_rules.families(counters):
+        yield from family(*found)
     yield from _redis(redis)
+    if redis:
+        yield from _connections(counters)
+    yield from _busiest(counters)
     yield from one("workers", "gauge", "Worker processes", counters.workers())
     yield from one("start_time_seconds", "gauge", "When the service started", counters.header[c.STARTED_AT])
     build = "compiled" if headgate.COMPILED else "pure"
@@ -96,6 +105,28 @@ def _redis(numbers: dict[str, float]) -> Iterator[str]:
     for name, (kind, text) in REDIS.items():
         if name in numbers:
             yield from one("redis_" + name, kind, text, numbers[name])
+
+
+def _connections(counters: c.SharedCounters) -> Iterator[str]:
+    states = (("in_use", c.IN_USE), ("idle", c.IDLE))
+    samples = [("", f'state="{state}"', float(sum(counters.gauge(gauge)))) for state, gauge in states]
+    yield from family("redis_connections", "gauge", "Connections of all workers to Redis", samples)
+    waiting = sum(counters.gauge(c.WAITING))
+    yield from one("redis_waiting_calls", "gauge", "Checks of all workers that wait for their turn to be sent", waiting)
+
+
+def _busiest(counters: c.SharedCounters) -> Iterator[str]:
+    busiest: dict[str, float] = {}
+    for rule, _, rate in merge_busiest(read_reports(list(counters.reports()))):
+        busiest[rule] = max(rate, busiest.get(rule, 0.0))
+    samples = [("", f'rule="{rule}"', rate) for rule, rate in busiest.items()]
+    yield from family("busiest_key_checks", "gauge", "Checks a second of the busiest key of a rule, estimated", samples)
+
+
+def with_label(text: str, label: str) -> str:
+    """Metrics with one more label in every series."""
+    text = re.sub(r"^([a-z_]+)\{", rf"\1{{{label},", text, flags=re.MULTILINE)
+    return re.sub(r"^([a-z_]+) ", rf"\1{{{label}}} ", text, flags=re.MULTILINE)
 
 
 def _histograms(timings: list[list[int]]) -> Iterator[Sample]:

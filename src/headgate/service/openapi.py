@@ -9,7 +9,7 @@ import msgspec
 import headgate
 from headgate.service.model import Answer, Check, Checks, WaitingCheck
 from headgate.service.problem import Problem
-from headgate.service.rsgi import Exchange, Response, Scope, json_response
+from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -26,16 +26,18 @@ _TEXTS = {
     400: "the request is wrong; `detail` says what would be right",
     401: "a token is needed",
     403: "the token does not have the scope",
+    404: "there is no such rule",
     405: "the method is not supported here",
     408: "the body did not come in time",
     413: "the body is too large",
     414: "the query is too long",
     415: "the body is not JSON",
+    429: "denied; nothing was spent",
     503: "the store does not answer and on_store_error is `raise`, or the service is overloaded",
 }
 
 
-async def serve(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def serve(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     return json_response(describe(app.state))
 
 
@@ -57,7 +59,7 @@ def describe(state: State) -> dict[str, Any]:
             "description": "A rate limiter for everything that speaks HTTP. Whole seconds are rounded up.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "paths": _paths(schemas),
+        "paths": _paths(schemas) | (_envoy_paths() if state.envoy else {}),
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -79,6 +81,11 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
     answer, denied = _answer("granted"), _answer("denied; nothing was spent", "Retry-After")
     check = {"200": answer, "429": denied, **_problems(400, 401, 403, 414, 503)}
     posted = {**check, **_problems(408, 413, 415)}
+    allowed = {"200": {"description": "allowed", "headers": answer["headers"]}}
+    refused = _json(_TEXTS[429], "Problem", "application/problem+json") | {"headers": denied["headers"]}
+    asked = {**allowed, "429": refused, **_problems(400, 401, 403, 404, 503)}
+    to_403 = {**allowed, "403": refused, **_problems(400, 401, 404, 503)}
+    named = [_rule_in_path(schemas["Check"])]
     return {
         "/api/v1/rate-limit/check": {
             "get": _operation("check", "Spend permits", check, query, tag="limits"),
@@ -117,6 +124,15 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
                 "limits",
             )
         },
+        "/api/v1/rate-limit/forward/{rule}": {
+            "get": _operation(
+                "forward", "Answer to a proxy; any method, the query is ignored", asked, named, tag="limits"
+            ),
+            "post": _operation("forwardByPost", "The same", asked, named, tag="limits"),
+        },
+        "/api/v1/rate-limit/forward/{rule}/403": {
+            "get": _operation("forwardTo403", "The same; a denial is a 403, for nginx", to_403, named, tag="limits")
+        },
         "/actuator/prometheus": {"get": _operation("prometheus", "Metrics", _text("metrics"), tag="operation")},
         "/metrics": {"get": _operation("metrics", "The same", _text("metrics"), tag="operation")},
         "/actuator/health": {"get": _operation("health", "The service and its store", _health(), tag="operation")},
@@ -132,6 +148,44 @@ def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
             )
         },
     }
+
+
+def _envoy_paths() -> dict[str, Any]:
+    """`POST /json`, which is there with rules for Envoy."""
+    texts = {"type": "string"}
+    count = {"type": "integer", "minimum": 0, "maximum": 4294967295}
+    entry = {"type": "object", "properties": {"key": texts, "value": texts}, "additionalProperties": False}
+    units = ["SECOND", "MINUTE", "HOUR", "DAY", "MONTH", "YEAR", "WEEK"]
+    limit = {
+        "type": "object",
+        "properties": {"requestsPerUnit": count, "unit": {"enum": units}},
+        "required": ["unit"],
+        "additionalProperties": False,
+    }
+    descriptor = {
+        "type": "object",
+        "properties": {
+            "entries": {"type": "array", "items": entry, "maxItems": 64},
+            "limit": limit,
+            "hitsAddend": count,
+        },
+        "additionalProperties": False,
+    }
+    request = {
+        "type": "object",
+        "properties": {
+            "domain": {"type": "string", "minLength": 1},
+            "descriptors": {"type": "array", "items": descriptor, "minItems": 1, "maxItems": 128},
+            "hitsAddend": count,
+        },
+        "required": ["domain", "descriptors"],
+        "additionalProperties": False,
+    }
+    answered = {"200": _object("within the limits"), "429": _object("over a limit")}
+    operation = _operation("json", "A call of Envoy's rate-limit service as JSON", answered, tag="limits")
+    operation["responses"] |= _problems(400, 401, 403, 408, 413, 414, 503)
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
+    return {"/json": {"post": operation}}
 
 
 def _operation(
@@ -162,6 +216,12 @@ def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
         parameter = {"name": name, "in": "query", "schema": kept, "description": field.get("description", "")}
         parameters.append(parameter | {"required": name in schema.get("required", [])})
     return parameters
+
+
+def _rule_in_path(schema: dict[str, Any]) -> dict[str, Any]:
+    names = {"type": "string", "enum": _given(schema["properties"]["rule"])["enum"]}
+    why = "a rule whose key has no part `key`"
+    return {"name": "rule", "in": "path", "schema": names, "description": why, "required": True}
 
 
 def _at_least_0(parameter: dict[str, Any]) -> dict[str, Any]:

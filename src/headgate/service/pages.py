@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headgate.service.openapi import describe
-from headgate.service.rsgi import Exchange, Response, Scope
+from headgate.service.rsgi import HTTPProtocol, Response, Scope
 
 if TYPE_CHECKING:
     from headgate.service.app import App
@@ -77,7 +77,7 @@ _EXAMPLE = """curl -i 'http://localhost:8080/api/v1/rate-limit/check?key=user:12
  "resetAfterSeconds":1,"retryAfterSeconds":0,"message":"Request allowed"}"""
 
 
-async def docs(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def docs(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     return 200, list(DOCS_HEADERS), docs_page(describe(app.state))
 
 

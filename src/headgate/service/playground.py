@@ -16,7 +16,7 @@ from headgate.limiter import Limiter
 from headgate.quota import Quota
 from headgate.service.problem import HTTPError
 from headgate.service.request import parse_integer, parse_json, parse_query
-from headgate.service.rsgi import Exchange, Response, Scope, json_response
+from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ def _make(play: Play) -> Limiter:
         raise HTTPError(400, str(error)) from None
 
 
-async def check(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def check(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """Spend permits. Always 200: the page reads `allowed`."""
     parse_query(scope.query_string, frozenset())
-    play: Play = parse_json(scope, await app.bodies.read(scope, exchange), Play, FORM)
+    play: Play = parse_json(scope, await app.bodies.read(scope, protocol), Play, FORM)
     limiter = app.playground.limiter(play)
     return _response(app, lambda: limiter.try_acquire("play", play.permits))
 
 
-async def peek(app: App, scope: Scope, exchange: Exchange) -> Response:
+async def peek(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """The same decision with nothing spent."""
     asked = parse_query(scope.query_string, frozenset(Play.__struct_fields__))
     if "session" not in asked or "quota" not in asked:

@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457): what was wrong with a request, and what would be right."""
+"""An error that ends a request, and the schema of its body."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Problem(msgspec.Struct):
-    """The body of an error."""
+    """The body of an error, as `headgate.web.problem` writes it."""
 
     title: str
     status: int
@@ -23,27 +23,3 @@ class HTTPError(Exception):
         self.status = status
         self.detail = detail
         self.headers = headers
-
-
-TITLES = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    413: "Content Too Large",
-    414: "URI Too Long",
-    415: "Unsupported Media Type",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-}
-
-
-def problem(
-    status: int, detail: str, *headers: tuple[str, str], request_id: str = ""
-) -> tuple[int, list[tuple[str, str]], bytes]:
-    """The response to a request that cannot be served: status, headers, body."""
-    body = msgspec.json.encode(Problem(TITLES[status], status, detail, requestId=request_id))
-    return status, [("content-type", "application/problem+json"), ("cache-control", "no-store"), *headers], body

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Exchange, Scope
+from headgate.service.rsgi import HTTPProtocol, Scope
 
 MAX_QUERY = 8192  # characters: ten times what the longest key takes with every byte of it encoded
 MAX_BODY = 1 << 20  # bytes; a batch of 1,000 checks with the longest keys, all of it escaped, fits
@@ -67,7 +67,7 @@ class BodyReader:
     def __init__(self) -> None:
         self.held = 0  # bytes
 
-    async def read(self, scope: Scope, exchange: Exchange) -> bytes:
+    async def read(self, scope: Scope, protocol: HTTPProtocol) -> bytes:
         """The whole body. Refuses one that is too large, late or incomplete."""
         announced = scope.headers.get("content-length", "")
         length = int(announced) if announced.isascii() and announced.isdecimal() else None
@@ -78,7 +78,7 @@ class BodyReader:
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                await self._collect(exchange, parts)
+                await self._collect(protocol, parts)
         except TimeoutError:
             why = f"the body did not come within {BODY_SECONDS} s; nothing was spent"
             raise HTTPError(408, why, ("connection", "close")) from None
@@ -95,9 +95,9 @@ class BodyReader:
             raise HTTPError(400, "a body was announced and none came; nothing was spent")
         return found
 
-    async def _collect(self, exchange: Exchange, parts: list[bytes]) -> None:
+    async def _collect(self, protocol: HTTPProtocol, parts: list[bytes]) -> None:
         size = 0
-        async for part in exchange:
+        async for part in protocol:
             parts.append(part)
             size += len(part)
             self.held += len(part)

@@ -7,21 +7,48 @@ from typing import TYPE_CHECKING
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
-from headgate.service.client_ip import IPAddress
+from headgate.service.forwarded import PARTS, forwarded_part
 from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Scope
+from headgate.service.rsgi import RequestHeaders, Scope
 from headgate.service.rules import CompiledRule
+from headgate.web.client_ip import ClientIP, IPAddress
 
 if TYPE_CHECKING:
     from headgate.service.app import State
 
 
+def is_unreadable(headers: RequestHeaders, name: str) -> bool:
+    """Whether a header is there whose value granian does not give, because it is not ASCII."""
+    return not headers.get_all(name) and name in headers
+
+
+class RequestClientIP(ClientIP):
+    """Finds the client of a request. One whose proxy passes on what cannot be read has no address, not another's."""
+
+    def address(self, peer: str, headers: RequestHeaders) -> IPAddress | None:  # type: ignore[override]  # granian's
+        """The client's address; None if it is not known."""
+        for name in self.headers if self.trusts(peer) else ():
+            if headers.get_all(name):
+                break
+            if name in headers:
+                return None
+        return super().address(peer, headers)
+
+
 def resolve_request(
-    state: State, scope: Scope, rule_name: str | None, algorithm: str | None, given_key: str | None
+    state: State,
+    scope: Scope,
+    rule_name: str | None,
+    algorithm: str | None,
+    given_key: str | None,
+    unreadable: str = "",
 ) -> tuple[CompiledRule, str, bool]:
-    """The rule and the key of a request, and whether it is exempt."""
+    """The rule and the key of a request, and whether it is exempt.
+
+    *unreadable* stands for a header of the key that cannot be read; without it that is an error.
+    """
     rule = state.rule_set.get(rule_name, algorithm)
-    key = _key(state, scope, rule, given_key)
+    key = _key(state, scope, rule, given_key, unreadable)
     if rule.exempt_keys is not None and rule.is_exempt(key, _address(state, scope)):
         return rule, key, True
     if rule.overrides is not None:
@@ -50,9 +77,9 @@ def keys_to_reset(
     return [(rule.overrides.get(key, rule) if rule.overrides else rule, key) for key in dict.fromkeys(keys)]
 
 
-def _key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None) -> str:
+def _key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None, unreadable: str = "") -> str:
     if rule.key_parts is not None:
-        return _joined_key(state, scope, rule, given_key)
+        return _joined_key(state, scope, rule, given_key, unreadable)
     return state.client_ip.key(scope.client, scope.headers) if given_key is None else given_key
 
 
@@ -60,7 +87,7 @@ def _address(state: State, scope: Scope) -> Callable[[], IPAddress | None]:
     return lambda: state.client_ip.address(scope.client, scope.headers)
 
 
-def _joined_key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None) -> str:
+def _joined_key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None, unreadable: str) -> str:
     """The key of a rule with several parts, joined with `|`; a `|` inside a part is percent-encoded."""
     values = []
     for part in rule.key_parts or ():
@@ -68,9 +95,11 @@ def _joined_key(state: State, scope: Scope, rule: CompiledRule, given_key: str |
             value = state.client_ip.key(scope.client, scope.headers) if given_key is None else given_key
         elif part == "address":
             value = state.client_ip.key(scope.client, scope.headers)
+        elif part in PARTS:
+            value = forwarded_part(state, scope, rule.name, part)
         else:
             name = part.removeprefix("header:")
-            value = scope.headers.get(name, "")
+            value = unreadable if is_unreadable(scope.headers, name) else scope.headers.get(name, "")
             if not value:
                 raise HTTPError(400, f"rule {rule.name!r} needs the header {name}")
         values.append(value)

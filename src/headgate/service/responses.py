@@ -7,17 +7,16 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic, time_ns
-from typing import TYPE_CHECKING
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.headers import limit_header
 from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Exchange, Response
+from headgate.service.rsgi import HTTPProtocol, Response
 from headgate.service.rules import Charge, CompiledRule
 from headgate.service.shared_counters import (
     ALLOWED,
@@ -30,6 +29,7 @@ from headgate.service.shared_counters import (
     UNANSWERED,
     WAITED,
 )
+from headgate.web.headers import limit_header
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -38,18 +38,36 @@ logger = logging.getLogger("headgate.service")
 
 _BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDS)
 MAX_PEERS = 65_536
-DROP_NOTICE = 0.25  # seconds after which a request that was not reported as dropped was answered
+DROP_NOTICE = 0.25  # seconds to watch for a dropped request; after that it counts as delivered
 EXEMPT = ',"exempt":true'
 
 _encode = msgspec.json.encode
 
 
-def record(app: App, rule: CompiledRule, key: str, made: Decision, nanoseconds: int | None) -> bool:
+class CountedRule(Protocol):
+    """What counting asks of a rule: its name, its policy, its limiter, and where its counters are."""
+
+    name: Any
+    shadow: Any
+    on_store_error: Any
+    limiter: Any
+    slot: int
+    timing: int
+
+
+def record(app: App, rule: CountedRule, key: str, made: Decision, nanoseconds: int | None) -> bool:
     """Count a decision; returns whether the client is told that it is allowed. A shadow rule always allows."""
     slots, timings, slot = app.slots, app.timings, rule.slot
     allowed = made.allowed
     if made.degraded:
         slots[slot + DEGRADED] += 1
+        if app.outages.is_news(rule.name):
+            reason = rule.limiter.store_health().last_error if rule.limiter else ""
+            app.outages.log(rule, app.state.show_key(key), reason)
+    busiest = app.busiest
+    busiest.until_next -= 1
+    if not busiest.until_next:
+        busiest.add(rule.name, key)
     if not allowed:
         app.denied.add(rule.name, key)
         if rule.shadow:
@@ -93,11 +111,10 @@ def bad_check(rule: CompiledRule, cost: int, error: InvalidKey | InvalidPermits)
     return HTTPError(400, f"permits must be at most {most}: {why}")
 
 
-def store_unavailable(app: App, rule: CompiledRule, key: str, error: StoreUnavailable) -> HTTPError:
+def store_unavailable(app: App, rule: CountedRule, key: str, error: StoreUnavailable) -> HTTPError:
     app.slots[rule.slot + UNANSWERED] += 1
-    if monotonic() - app.error_logged_at >= 1:  # one line a second says what is wrong; the metric says how often
-        app.error_logged_at = monotonic()
-        logger.error("Error executing rate limit check for key: %s: %s", app.state.show_key(key), error)
+    if app.outages.is_news(rule.name):
+        app.outages.log(rule, app.state.show_key(key), str(error))
     return HTTPError(503, f"the store of rule {rule.name!r} does not answer; try again", ("retry-after", "1"))
 
 
@@ -113,6 +130,9 @@ def decision_response(
     """The response to a check; *json_key* is the key as JSON."""
     left, limit, reset_us = made.remaining, made.limit, made.reset_us
     reset = -(-reset_us // 1_000_000)
+    until = made.retry_us  # what the headers call the reset
+    if allowed or not until:
+        until = min(reset_us, rule.recoveries.get(limit, reset_us)) if rule.recoveries else reset_us
     if made.degraded:
         extra += ',"degraded":true'
     if allowed is not made.allowed:
@@ -122,7 +142,7 @@ def decision_response(
         ("cache-control", "no-store"),
         rule.limit_header if limit == rule.capacity else ("x-ratelimit-limit", str(limit)),
         ("x-ratelimit-remaining", str(left)),
-        ("x-ratelimit-reset", str((time_ns() // 1000 + reset_us + 999_999) // 1_000_000)),
+        ("x-ratelimit-reset", str((time_ns() // 1000 + until + 999_999) // 1_000_000)),
     ]
     if allowed:
         retry = 0
@@ -140,7 +160,7 @@ def decision_response(
         )
     if state.ietf_headers:
         name = rule.policy_names.get(limit, rule.name)  # of the quota that binds
-        headers += [rule.policy, limit_header(name, left, retry or reset)]
+        headers += [rule.policy, limit_header(name, left, retry or -(-until // 1_000_000))]
     return 200 if allowed else 429, headers, text
 
 
@@ -175,9 +195,9 @@ class Delivery:
         self.recent.add(peer)
         return peer not in self._before
 
-    def watch(self, exchange: Exchange, charges: Sequence[Charge]) -> None:
-        """Refund *charges* if the request of *exchange* is dropped. Call this before the response."""
-        dropped = asyncio.ensure_future(exchange.client_disconnect())
+    def watch(self, protocol: HTTPProtocol, charges: Sequence[Charge]) -> None:
+        """Refund *charges* if the client of *protocol* leaves. Call this before the response."""
+        dropped = asyncio.ensure_future(protocol.client_disconnect())
         timer = asyncio.get_running_loop().call_later(DROP_NOTICE, dropped.cancel)
 
         def noticed(dropped: asyncio.Future[None]) -> None:

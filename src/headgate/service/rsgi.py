@@ -42,7 +42,7 @@ class Stream(Protocol):
     async def send_bytes(self, data: bytes) -> None: ...
 
 
-class Exchange(Protocol):
+class HTTPProtocol(Protocol):
     """The body of a request, and the ways to respond to it."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...

@@ -7,7 +7,7 @@ settings makes a new `RuleSet`; the store keeps the state of rules whose quotas 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,13 +15,14 @@ from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import check_algorithm
-from headgate.service.client_ip import IPAddress, IPNetwork, in_networks, parse_network
-from headgate.service.headers import policy_header, policy_names
+from headgate.service.hybrid_rules import HybridLimiters
+from headgate.service.hybrid_settings import LEASED, accuracy_of
 from headgate.service.problem import HTTPError
 from headgate.service.settings import Quotas, RuleSettings, Settings, quotas_for, resolve_plan
 from headgate.service.shared_counters import SLOT_WORDS, TIMING_WORDS, SharedCounters
-from headgate.stores.base import Store
-from headgate.stores.memory import MemoryStore
+from headgate.stores.base import Store, is_in_process
+from headgate.web.client_ip import IPAddress, IPNetwork, in_networks, parse_network
+from headgate.web.headers import policy_header, policy_names, recovery_us
 
 ALGORITHM_NAMES = tuple(ALGORITHMS)
 
@@ -29,7 +30,8 @@ ALGORITHM_NAMES = tuple(ALGORITHMS)
 class CompiledRule:
     """One rule under one algorithm: its limiter, its counters, and the parts of its responses that do not change.
 
-    `take_now` and `peek_now` decide without awaiting; they are None on a store that needs a round trip.
+    `take_now` and `peek_now` decide without awaiting; they are None on a store that needs a round trip. `take_leased`,
+    of a hybrid rule, decides without awaiting where a lease suffices, and otherwise gives what has to be awaited.
     """
 
     __slots__ = (
@@ -46,30 +48,47 @@ class CompiledRule:
         "limit_header",
         "limiter",
         "name",
+        "on_store_error",
         "overrides",
+        "paces",
         "peek_now",
         "policy",
         "policy_names",
         "quotas",
+        "recoveries",
         "shadow",
         "slot",
+        "take_leased",
         "take_now",
         "timing",
     )
 
     def __init__(
-        self, name: str, algorithm: str, settings: RuleSettings, quotas: Quotas, store: Store, slot: int
+        self,
+        name: str,
+        algorithm: str,
+        settings: RuleSettings,
+        quotas: Quotas,
+        store: Store,
+        slot: int,
+        hybrids: HybridLimiters | None = None,
     ) -> None:
         self.name = name
         self.algorithm = check_algorithm(algorithm)
         self.label = algorithm.upper()
-        self.limiter = AsyncLimiter(
-            quotas, algorithm=self.algorithm, store=store, name=name, on_store_error=settings.on_store_error
-        )
+        self.on_store_error = policy = settings.on_store_error
+        accuracy = accuracy_of(settings.hybrid)
+        self.limiter: AsyncLimiter
+        self.take_leased: Callable[[str, int], Decision | Awaitable[Decision]] | None = None
+        if accuracy and hybrids is not None and algorithm in LEASED:
+            hybrid = hybrids.get(name, self.algorithm, quotas, policy, accuracy, slot)
+            self.limiter, self.take_leased = hybrid, hybrid.try_acquire_now
+        else:
+            self.limiter = AsyncLimiter(quotas, algorithm=self.algorithm, store=store, name=name, on_store_error=policy)
         self.take_now: Callable[[str, int], Decision] | None = None
         self.peek_now: Callable[[str, int], Decision] | None = None
-        if isinstance(store, MemoryStore):  # its decisions need no await; a coroutine would cost more than they do
-            direct = Limiter(quotas, algorithm=self.algorithm, store=store, name=name)
+        if is_in_process(store):  # its decisions need no await; a coroutine would cost more than they do
+            direct = Limiter(quotas, algorithm=self.algorithm, store=store, name=name, on_store_error=policy)
             self.take_now, self.peek_now = direct.try_acquire, direct.peek
         self.quotas = [str(quota) for quota in self.limiter.rule.quotas]
         self.capacity = self.limiter.rule.capacity
@@ -80,7 +99,11 @@ class CompiledRule:
         self.policy = policy_header(name, own)
         names = zip(own, policy_names(name, own), strict=True)
         self.policy_names = {quota.capacity: policy for quota, policy in reversed(list(names))}
+        # of several quotas, by capacity: the time until the one that binds is as good as new, at the latest
+        slowest_last = sorted(own, key=recovery_us) if len(own) > 1 else []
+        self.recoveries = {quota.capacity: recovery_us(quota) for quota in slowest_last}
         self.key_parts = None if settings.key == ["key"] else [part.lower() for part in settings.key]
+        self.paces = self.algorithm == "leaky_bucket" and len(own) == 1  # a check that waits gets a place in time
         self.cost = settings.cost
         self.shadow = settings.shadow
         networks = [found for text in settings.exempt if (found := _network(text))]
@@ -106,8 +129,11 @@ Charge = tuple[CompiledRule, str, int]  # a key, and the permits that a check sp
 class RuleSet:
     """All rules of one reading of the settings."""
 
-    def __init__(self, settings: Settings, store: Store, counters: SharedCounters) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, counters: SharedCounters, hybrids: HybridLimiters | None = None
+    ) -> None:
         self._settings = settings
+        self._hybrids = hybrids
         self._store = store
         self._counters = counters
         self.rules = {"default": RuleSettings(), **settings.rules}
@@ -128,6 +154,20 @@ class RuleSet:
         """Every rule that was compiled so far."""
         return list({id(rule): rule for rule in self._compiled.values()}.values())
 
+    def compile_known(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Compile what requests have asked for under earlier settings, as far as the rules are still there."""
+        for name, algorithm in pairs:
+            if name in self.rules:
+                with suppress(HTTPError):
+                    self.get(name, algorithm)
+
+    def limiters(self) -> Iterator[AsyncLimiter]:
+        """The limiters of every rule that was compiled so far, those of overrides included."""
+        for rule in self.compiled():
+            yield rule.limiter
+            for override in (rule.overrides or {}).values():
+                yield override.limiter
+
     def info(self) -> list[dict[str, Any]]:
         """The rules as /actuator/info shows them."""
         shown = []
@@ -136,6 +176,8 @@ class RuleSet:
             entry: dict[str, Any] = {"rule": name, "algorithm": rule.label, "quotas": rule.quotas}
             if settings.shadow:
                 entry["shadow"] = True
+            if accuracy := accuracy_of(settings.hybrid):
+                entry["hybrid"] = accuracy
             shown.append(entry)
         return shown
 
@@ -161,7 +203,7 @@ class RuleSet:
         slot = self._counters.slot(f"{name} {algorithm.upper()}")
         try:
             quotas = quotas_for(name, settings, algorithm)
-            rule = CompiledRule(name, algorithm, settings, quotas, self._store, slot)
+            rule = CompiledRule(name, algorithm, settings, quotas, self._store, slot, self._hybrids)
             if settings.overrides:
                 rule.overrides = {}
                 by_quotas: dict[str, CompiledRule] = {}  # many keys share few plans
@@ -169,7 +211,9 @@ class RuleSet:
                     override = resolve_plan(override, self._settings.plans)
                     text = str(override)
                     if text not in by_quotas:
-                        by_quotas[text] = CompiledRule(name, algorithm, settings, override, self._store, slot)
+                        by_quotas[text] = CompiledRule(
+                            name, algorithm, settings, override, self._store, slot, self._hybrids
+                        )
                     rule.overrides[key] = by_quotas[text]
         except ValueError as error:  # a burst under a window: the file was checked with the rule's own algorithm
             raise HTTPError(400, f"rule {name!r} cannot be applied as {algorithm.upper()}: {error}") from None

@@ -6,7 +6,6 @@ import functools
 import os
 import resource
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -22,10 +21,12 @@ from granian.log import LogLevels
 
 import headgate
 from headgate.service import logs
-from headgate.service.app import KEEP_ALIVE, App, make_store
+from headgate.service.app import KEEP_ALIVE, App
 from headgate.service.files import LastGoodConfig, Sources
-from headgate.service.settings import BadFile, Settings
+from headgate.service.listeners import LISTENERS, bound_socket, check_listeners
+from headgate.service.settings import PORTS, Settings
 from headgate.service.shared_counters import COUNTERS_FILE, STOPPING, SharedCounters, create
+from headgate.service.store import check_store, make_own_store
 from headgate.service.tokens import Tokens
 
 HEADER_BYTES = 64 * 1024
@@ -109,17 +110,21 @@ def serve(sources: Sources) -> None:
     """Serve until told to stop. Raises `BadFile` for settings that cannot be used, OSError for a port that is taken."""
     stamp = sources.stamp()
     settings = sources.read()
+    stamp = sources.stamp(stamp)  # the settings name more files
+    domains = sources.envoy_domains(settings)
     known = sources.tokens(settings)
     tokens = Tokens(known)
     check_store(settings)
-    host, settings.port = _free(settings.host, settings.port)
+    check_listeners(settings)
+    host = _reserve_ports(settings)
     _allow_many_connections()
     logs.configure(settings.log_level, settings.log_format)
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # elsewhere the kernel would write counts to a disk
     with tempfile.TemporaryDirectory(prefix="headgate-", dir=shared) as name:
         folder = Path(name)
         create(folder / COUNTERS_FILE, settings.workers, int(time.time()))
-        LastGoodConfig(settings, known, stamp).save(folder)
+        LastGoodConfig(settings, known, stamp, domains).save(folder)
+        apart = settings.store == "memory://" and settings.workers > 1 and make_own_store(settings, domains, folder)
         server = Server(
             folder,
             target="headgate.service",
@@ -136,35 +141,36 @@ def serve(sources: Sources) -> None:
             respawn_failed_workers=True,
             workers_kill_timeout=round(settings.max_wait) + STOP_GRACE,
         )
-        sys.stderr.write(banner(sources, settings, tokens) + "\n")
+        sys.stderr.write(banner(sources, settings, tokens, apart or "") + "\n")
         server.serve(target_loader=functools.partial(load, sources, settings, folder), wrap_loader=False)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a second signal while Python exits would change the exit code
 
 
-def check_store(settings: Settings) -> None:
-    """Raise `BadFile` if the store's URL is wrong or a package is missing. Does not connect."""
+def _reserve_ports(settings: Settings) -> str:
+    """Put a free port where *settings* has 0; returns the address to listen on. Raises OSError for a port in use.
+
+    Workers share ports (SO_REUSEPORT), so without this check two services on one port would take turns.
+    """
+    host, probes = settings.host, []
     try:
-        make_store(settings)
-    except (ValueError, ImportError) as error:
-        raise BadFile(f"store: {error}") from None
-
-
-def _free(host: str, port: int) -> tuple[str, int]:
-    """Address and port, if they are free. granian shares ports, so two services on one port would take turns."""
-    try:
-        return _bound(host, port)
-    except OSError as error:
-        raise OSError(f"{host}:{port}: {error.strerror}") from None
-
-
-def _bound(host: str, port: int) -> tuple[str, int]:
-    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(where)
-        probe.listen()
-        return str(where[0]), int(probe.getsockname()[1])
+        for name in PORTS:
+            port = getattr(settings, name)
+            if port is None:
+                continue
+            try:
+                probes.append(probe := bound_socket(settings.host, port))
+                probe.listen()
+            except OSError as error:
+                option = f"--{name.replace('_', '-')}"
+                why = f"{settings.host}:{port}: {error.strerror}; choose others with --host and {option}"
+                raise OSError(why) from None
+            host = str(probe.getsockname()[0])
+            setattr(settings, name, int(probe.getsockname()[1]))
+    finally:
+        for probe in probes:  # open until now, so that no two get the same free port
+            probe.close()
+    return host
 
 
 def _allow_many_connections() -> None:
@@ -176,8 +182,8 @@ def _allow_many_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
-    """The text that is printed at the start."""
+def banner(sources: Sources, settings: Settings, tokens: Tokens, apart: str) -> str:
+    """The text that is printed at the start; *apart* is why workers cannot share the memory store, if they cannot."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     build = "compiled" if headgate.COMPILED else "pure Python"
     rules = list(settings.rules)
@@ -185,15 +191,27 @@ def banner(sources: Sources, settings: Settings, tokens: Tokens) -> str:
     lines = [
         f"headgate {headgate.__version__} ({build})",
         f"  serving  http://{host}:{settings.port}/   (API: /docs, metrics: /metrics)",
-        f"  store    {redacted(settings.store)}",
+        *_listener_lines(settings, host),
+        f"  store    {redacted(settings.store)}{_shared_note(settings, apart)}",
         f"  rules    {shown or 'the defaults only'}   ({sources.file or 'no file'})",
         f"  workers  {settings.workers}",
     ]
-    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens), *sources.warnings())]
+    lines += [f"  warning  {text}" for text in (*warnings(settings, tokens, apart), *sources.warnings())]
     return "\n".join(lines)
 
 
-def warnings(settings: Settings, tokens: Tokens) -> list[str]:
+def _listener_lines(settings: Settings, host: str) -> list[str]:
+    """A line for each listener beside HTTP."""
+    ports = {name: getattr(settings, f"{name}_port") for name in LISTENERS}
+    tls = settings.tls is not None
+    return [f"  {name:<7}  {LISTENERS[name].schemes[tls]}://{host}:{port}/" for name, port in ports.items() if port]
+
+
+def _shared_note(settings: Settings, apart: str) -> str:
+    return "   (shared by the workers)" if settings.store == "memory://" and settings.workers > 1 and not apart else ""
+
+
+def warnings(settings: Settings, tokens: Tokens, apart: str = "") -> list[str]:
     """Warnings about settings that are unsafe or surprising."""
     found = []
     if not _is_loopback(settings.host) and not len(tokens):
@@ -201,10 +219,12 @@ def warnings(settings: Settings, tokens: Tokens) -> list[str]:
             f"{settings.host} is reachable from elsewhere and no token is set: any client may check and reset any key; "
             "set HEADGATE_ADMIN_TOKEN and HEADGATE_CHECK_TOKEN"
         )
-    if settings.store == "memory://" and settings.workers > 1:
+    if settings.tls and all(getattr(settings, name) is None for name in PORTS[1:]):
+        found.append(f"[tls] is for {' and '.join(PORTS[1:])}, and none is set; HTTP is served without TLS")
+    if apart:
         found.append(
             f"each of the {settings.workers} workers counts in its own memory, so limits are up to "
-            f"{settings.workers} times as high; use a Redis store, or one worker"
+            f"{settings.workers} times as high; use one worker, or another store ({apart})"
         )
     if any(text in ("0.0.0.0/0", "::/0") for text in settings.trusted_proxies):
         found.append("trusted_proxies has every address: clients can choose their own")
@@ -221,7 +241,7 @@ def _is_loopback(host: str) -> bool:
 def redacted(url: str) -> str:
     """A store's URL without passwords."""
     scheme = url.partition("://")[0]
-    if scheme == "memory":
+    if scheme in ("memory", "shared"):
         return url
     try:
         from headgate.redis.url import without_secrets

@@ -16,18 +16,25 @@ from msgspec import Meta
 from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
-from headgate.service.client_ip import parse_network
+from headgate.service.envoy_settings import Counting, EnvoyRuleSettings, EnvoySettings, problems
+from headgate.service.hybrid_settings import Accuracy, HybridSettings, rule_refusal, store_refusal
 from headgate.stores.base import SCHEMES, scheme_of
+from headgate.web.client_ip import parse_network
 
 BUCKETS = tuple(name for name, spec in ALGORITHMS.items() if spec.takes_burst)
 DEFAULT_BUCKET = "10/second burst 100"  # the specification's: a capacity of 100, refilled with 10 a second
 DEFAULT_WINDOW = "100/minute"
 NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: used in labels, header values and Redis keys
+KEY_PARTS = ("key", "address", "host", "method", "path")  # beside header:NAME
+THROTTLE_RULE = "cl.throttle"  # under which the limits of the command CL.THROTTLE are counted and kept
 MAX_RULES = 2000  # shared_counters has room for each rule under one algorithm, and for the default under all
 
 Text = Annotated[str, Meta(min_length=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+PORTS = ("port", "resp_port", "grpc_port")
 QuotaText = Annotated[str, Meta(description="'100/minute', '80/10 minutes', '10/second burst 100'")]
 Quotas = QuotaText | list[QuotaText]
+HeaderName = Annotated[str, Meta(pattern="^[A-Za-z0-9-]+$")]
 Policy = Literal["allow", "deny", "local", "raise"]
 Header = Literal["x-forwarded-for", "x-real-ip", "forwarded"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -39,7 +46,9 @@ CHOICES = {
     "client_headers": get_args(Header),
     "log_level": get_args(LogLevel),
     "log_format": get_args(LogFormat),
+    "counting": get_args(Counting),
     "scope": SCOPES,
+    "accuracy": get_args(Accuracy),
 }
 
 
@@ -53,11 +62,15 @@ class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     algorithm: Annotated[str, Meta(description="token_bucket, ..., in any case; a check may ask for another")] = (
         "token_bucket"
     )
-    key: Annotated[list[Text], Meta(description="parts of the key: key, address, header:NAME", min_length=1)] = (
-        msgspec.field(default_factory=lambda: ["key"])
-    )
+    key: Annotated[
+        list[Text], Meta(description="parts of the key: key, address, header:NAME, host, method, path", min_length=1)
+    ] = msgspec.field(default_factory=lambda: ["key"])
     cost: Annotated[int, Meta(ge=1, description="permits that each permit of a check costs")] = 1
     on_store_error: Annotated[Policy, Meta(description="the answer when the store cannot")] = "allow"
+    hybrid: Annotated[
+        bool | HybridSettings,
+        Meta(description="on Redis: decide from leases, most checks without a round trip; true, or { accuracy = ... }"),
+    ] = False
     shadow: Annotated[bool, Meta(description="decide and count, but always allow")] = False
     overrides: Annotated[dict[str, Quotas], Meta(description="other quotas, or a plan's name, for single keys")] = {}
     exempt: Annotated[list[Text], Meta(description="keys, and networks of clients, that are always allowed")] = []
@@ -71,18 +84,36 @@ class TokenSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     file: str = ""
 
 
+class TLSSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Certificates of the listeners beside HTTP. With client_ca, a client must have a certificate of that authority."""
+
+    cert: Annotated[Text, Meta(description="file with the certificate and its chain, PEM")]
+    key: Annotated[Text, Meta(description="file with its private key, PEM, not encrypted")]
+    client_ca: Annotated[str, Meta(description="file with the authorities of clients' certificates, PEM")] = ""
+
+
 class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """All settings of the file. Host, port, store, workers and log_format need a restart to change."""
+    """All settings of the file. Host, ports, tls, workers, log_format and what is the store's need a restart."""
 
     host: Text = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    port: Port = 8080
+    resp_port: Annotated[Port | None, Meta(description="port for the Redis protocol; none without it")] = None
+    grpc_port: Annotated[Port | None, Meta(description="port for Envoy's rate-limit service; none without it")] = None
+    tls: Annotated[TLSSettings | None, Meta(description="for resp_port and grpc_port")] = None
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
-    store: Annotated[Text, Meta(description="memory://, redis://host:port/db, ...")] = "memory://"
+    store: Annotated[Text, Meta(description="memory://, shared://name, redis://host:port/db, ...")] = "memory://"
     max_keys: Annotated[int, Meta(ge=1, description="bound of the memory store")] = 1_000_000
-    trusted_proxies: Annotated[list[str], Meta(description="networks whose word about a client counts")] = []
+    min_connections: Annotated[int | None, Meta(description="to each Redis, opened before the first check; 4")] = None
+    max_connections: Annotated[int | None, Meta(description="to each Redis; a worker uses at most 4")] = None
+    retries: Annotated[int | None, Meta(description="of a call to Redis, where it is safe to send it again")] = None
+    application: Annotated[str, Meta(description="a label of every metric")] = ""
+    trusted_proxies: Annotated[list[str], Meta(description="proxies whose forwarded headers are trusted")] = []
     client_headers: Annotated[list[Header], Meta(description="where they write it; the first that is there counts")] = (
         msgspec.field(default_factory=lambda: ["x-forwarded-for", "x-real-ip"])
     )
+    host_header: Annotated[HeaderName, Meta(description="where they write a request's host")] = "x-forwarded-host"
+    method_header: Annotated[HeaderName, Meta(description="and its method")] = "x-forwarded-method"
+    uri_header: Annotated[HeaderName, Meta(description="and its path and query")] = "x-forwarded-uri"
     ipv6_prefix: Annotated[int, Meta(ge=16, le=128)] = 64
     max_wait: Annotated[float, Meta(ge=0, le=3600, description="seconds that wait= may ask for")] = 30.0
     ietf_headers: Annotated[bool, Meta(description="RateLimit and RateLimit-Policy as well, of draft 08 to 11")] = False
@@ -92,6 +123,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     rules: dict[str, RuleSettings] = {}
     plans: Annotated[dict[str, Quotas], Meta(description="quotas that overrides can name")] = {}
     tokens: list[TokenSettings] = []
+    envoy: EnvoySettings = msgspec.field(default_factory=EnvoySettings)
 
 
 class BadFile(ValueError):
@@ -120,8 +152,14 @@ def convert(raw: Any) -> Settings:
     if isinstance(raw, dict):
         if isinstance(raw.get("rules"), dict):
             raw["rules"] = {name: _lowered(rule) for name, rule in raw["rules"].items()}
+            for rule in raw["rules"].values():
+                if isinstance(rule, dict) and isinstance(rule.get("hybrid"), dict):
+                    rule["hybrid"] = _lowered(rule["hybrid"])
         if isinstance(raw.get("tokens"), list):
             raw["tokens"] = [_lowered(token) for token in raw["tokens"]]
+        if "envoy" in raw:
+            raw["envoy"] = _lowered(raw["envoy"])
+            _convert(raw["envoy"], EnvoySettings, ("envoy",))
     found: Settings = _convert(raw, Settings, ())
     check(found)
     return found
@@ -135,12 +173,14 @@ def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
     inner = place.removeprefix("key in ").lstrip("`").removeprefix("$").rstrip("`")
     known, anywhere, _ = inner.partition("[...]")
     if anywhere and known == ".rules":  # msgspec does not say which table it is
+        rule_kind = EnvoyRuleSettings if kind is EnvoySettings else RuleSettings
         for name, rule in raw["rules"].items():
-            _convert(rule, RuleSettings, ("rules", name))
+            _convert(rule, rule_kind, (*path, "rules", name))
     steps = re.findall(r"\.([^.\[]+)|\[(\d+)\]", known)
     path = (*path, *(int(number) if number else name for name, number in steps))
     if unknown := re.search("unknown field `(.*)`", why):
-        kind = TokenSettings if "tokens" in path else kind
+        kind = HybridSettings if path[-1:] == ("hybrid",) else kind
+        kind = {"tokens": TokenSettings, "tls": TLSSettings}.get(str(path[0]) if path else "", kind)
         why = f"there is no such setting; known are {', '.join(kind.__struct_fields__)}"
         path = (*path, unknown[1])
     raise BadSetting(path, explain(path, why))
@@ -152,6 +192,8 @@ def explain(path: tuple[str | int, ...], why: str) -> str:
     more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
     if "`bool`" in why:
         more = "; write true or false"
+    if path[-1:] == ("hybrid",):
+        more = '; write true, false or { accuracy = "medium" }'
     return why[:1].lower() + why[1:] + more
 
 
@@ -173,6 +215,12 @@ def check(settings: Settings) -> None:
     if scheme_of(settings.store) not in SCHEMES:
         shown = settings.store.partition("//")[0]
         raise BadSetting(("store",), f"unknown store {shown!r:.40}; it starts with one of {', '.join(SCHEMES)}")
+    for i, name in enumerate(PORTS[1:], 1):
+        for other in PORTS[:i]:
+            if (port := getattr(settings, name)) and port == getattr(settings, other):
+                raise BadSetting((name,), f"{port} is also {other}; give each a port of its own")
+    if settings.application:
+        _check_name(("application",), settings.application)
     for i, text in enumerate(settings.trusted_proxies):
         if text == "*":
             why = "'*' would let every client choose its own address; name your proxies' networks"
@@ -186,10 +234,22 @@ def check(settings: Settings) -> None:
         raise BadSetting(("rules",), f"{len(settings.rules)} rules; at most {MAX_RULES} can be counted apart")
     for name, rule in settings.rules.items():
         _check_name(("rules", name), name)
+        if name == THROTTLE_RULE:
+            raise BadSetting(("rules", name), "the limits of the command CL.THROTTLE have this name; choose another")
         _check_rule(("rules", name), name, rule, settings.plans)
+    for path, why in problems(settings.envoy):
+        raise BadSetting(("envoy", *path), why)
     for i, token in enumerate(settings.tokens):
         if bool(token.sha256) == bool(token.file):
             raise BadSetting(("tokens", i), "give sha256 or file, one of them; `headgate token` prints both")
+
+
+def check_store_of_rules(settings: Settings) -> None:
+    """Refuse hybrid rules on a store without leases. Not part of `check`: a file may leave the store to others."""
+    why = store_refusal(settings.store)
+    for name, rule in settings.rules.items():
+        if rule.hybrid and why:
+            raise BadSetting(("rules", name, "hybrid"), why)
 
 
 def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dict[str, Quotas]) -> None:
@@ -210,14 +270,23 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
     for key, quotas in rule.overrides.items():
         _check_override((*path, "overrides", key), quotas, plans)
         made.append(_try((*path, "overrides", key), Rule, resolve_plan(quotas, plans), kind, name))
+    if rule.hybrid:
+        places: list[tuple[str | int, ...]] = [
+            (*path, "hybrid"),
+            *((*path, "overrides", key) for key in rule.overrides),
+        ]
+        for place, one in zip(places, made, strict=True):
+            if why := rule_refusal(one):
+                raise BadSetting(place, why)
     if rule.cost > (least := min(one.capacity for one in made)):
         raise BadSetting((*path, "cost"), f"{rule.cost} is above the capacity of {least}: no check could be allowed")
     for i, text in enumerate(rule.exempt):
         if is_network(text):
             _try((*path, "exempt", i), parse_network, text)
     for i, part in enumerate(rule.key):
-        if part not in ("key", "address") and not re.fullmatch("header:[A-Za-z0-9-]+", part):
-            raise BadSetting((*path, "key", i), f"{part!r:.40} is no part of a key; use key, address or header:NAME")
+        if part not in KEY_PARTS and not re.fullmatch("header:[A-Za-z0-9-]+", part):
+            why = f"{part!r:.40} is no part of a key; use {', '.join(KEY_PARTS)} or header:NAME"
+            raise BadSetting((*path, "key", i), why)
     assert rule.on_store_error in POLICIES
 
 

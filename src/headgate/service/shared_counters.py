@@ -32,7 +32,14 @@ TIMINGS = 2 * len(ALGORITHMS)
 
 # Gauges: the state of a worker, updated once a second.
 PID, KEYS, BREAKER_OPEN, BREAKER_OPENED, RELOADS, RELOADS_FAILED, RELOAD_OK, RELOADED_AT, PROBLEMS, REPORT = range(10)
-GAUGES = 16
+IN_USE, IDLE, WAITING, HYBRID_TRIPS, HYBRID_FAILED_TRIPS, HYBRID_DOWN = range(16, 22)
+GAUGES = 32
+
+# Hybrid: what the leases of one rule and algorithm did. Each slot has a row here too.
+IS_HYBRID, LOCAL, ASKED, REPORTS, BURNED, LEASED_KEYS, HELD, UNREPORTED = range(8)
+HYBRID_COUNTERS = (LOCAL, ASKED, REPORTS, BURNED)
+HYBRID_GAUGES = (LEASED_KEYS, HELD, UNREPORTED)
+HYBRID_WORDS = 8
 
 NAME_BYTES = 128
 REPORT_BYTES = 16384
@@ -43,7 +50,8 @@ _NAMES_AT = 8 * HEADER_WORDS
 _WORKERS_AT = _NAMES_AT + SLOTS * NAME_BYTES
 _TIMINGS_AT = GAUGES
 _SLOTS_AT = _TIMINGS_AT + TIMINGS * TIMING_WORDS
-_WORDS = _SLOTS_AT + SLOTS * SLOT_WORDS
+_HYBRID_AT = _SLOTS_AT + SLOTS * SLOT_WORDS
+_WORDS = _HYBRID_AT + SLOTS * HYBRID_WORDS
 _WORKER_BYTES = 8 * _WORDS + REPORT_BYTES
 
 
@@ -72,11 +80,16 @@ class SharedCounters:
             number = free[0] if free else -1 % len(self._workers)
             words = self._workers[number]
             words[PID] = os.getpid()
-            words[BREAKER_OPEN] = words[KEYS] = 0
+            for gauge in (BREAKER_OPEN, KEYS, IN_USE, IDLE, WAITING, HYBRID_DOWN):
+                words[gauge] = 0
+            for row in range(_HYBRID_AT, _HYBRID_AT + self.header[NAMED] * HYBRID_WORDS, HYBRID_WORDS):
+                for gauge in HYBRID_GAUGES:
+                    words[row + gauge] = 0
         return WorkerCounters(words, self._map, _WORKERS_AT + number * _WORKER_BYTES + 8 * _WORDS)
 
     def slot(self, name: str) -> int:
         """The slot of *name*, the same in every worker. When all slots but one are taken, new names share the last."""
+        name = name.encode()[:NAME_BYTES].decode(errors="ignore")
         with self._locked():
             used = self.header[NAMED]
             for number in range(len(self._known), used):
@@ -87,7 +100,7 @@ class SharedCounters:
                 name = OTHERS
                 used = SLOTS - 1
             at = _NAMES_AT + used * NAME_BYTES
-            self._map[at : at + NAME_BYTES] = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+            self._map[at : at + NAME_BYTES] = name.encode().ljust(NAME_BYTES, b"\0")
             self.header[NAMED] = used + 1
             return used
 
@@ -104,6 +117,13 @@ class SharedCounters:
         for number, name in enumerate(self.names()):
             at = _SLOTS_AT + number * SLOT_WORDS
             yield name, [sum(words[at + i] for words in self._workers) for i in range(SLOT_WORDS)]
+
+    def hybrid_slots(self) -> Iterator[tuple[str, list[int]]]:
+        """The name of each slot that has been hybrid, and its figures, summed over all workers."""
+        for number, name in enumerate(self.names()):
+            at = _HYBRID_AT + number * HYBRID_WORDS
+            if any(words[at + IS_HYBRID] for words in self._workers):
+                yield name, [sum(words[at + i] for words in self._workers) for i in range(HYBRID_WORDS)]
 
     def timing(self, number: int) -> list[int]:
         at = _TIMINGS_AT + number * TIMING_WORDS
@@ -138,7 +158,8 @@ class WorkerCounters:
     def __init__(self, words: memoryview[int], shared: mmap.mmap, report_at: int) -> None:
         self.gauges = words[:_TIMINGS_AT]
         self.timings = words[_TIMINGS_AT:_SLOTS_AT]
-        self.slots = words[_SLOTS_AT:]
+        self.slots = words[_SLOTS_AT:_HYBRID_AT]
+        self.hybrid = words[_HYBRID_AT:]
         self._map = shared
         self._report_at = report_at
 

@@ -1,9 +1,12 @@
 """Stores: where the states of keys live.
 
-base.py         the contract of a store, and the stores that URLs name
-memory.py       MemoryStore: in this process
-redis.py        RedisStore: in a Redis
-thread_pool.py  a backend that blocks, for async functions under a plain `Limiter`
+base.py          the contract of a store, and the stores that URLs name
+memory.py        MemoryStore: in this process
+key_table.py     KeyTable: the states of one limiter in a MemoryStore
+memory_joint.py  several limiters in one step of a MemoryStore
+shared/          SharedStore: in files that all processes of this machine map
+redis.py         RedisStore: in a Redis
+thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headgate.stores.memory import MemoryStore as MemoryStore
     from headgate.stores.redis import RedisStore as RedisStore
+    from headgate.stores.shared import SharedStore as SharedStore
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,9 @@ To add a store:
 1. Write a class with the methods of `Store` and a class method `from_url`. `open` returns a `Backend` for the rule of a
    limiter, `open_async` an `AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states.
 2. Add its URL schemes to `SCHEMES` and the class to `STORE_CLASSES`. It is imported when a URL first names it.
-3. Give its module a row in `LAYERS` of tests/test_imports.py, above the modules that it imports.
-4. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers.
+3. Give its module a row in `LAYERS` of tests/test_imports.py, below the rows of the modules that it imports.
+4. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers,
+   `take_all()` for several limiters in one step.
 
 Limiters, hybrid and coordination stay as they are. The tests in tests/stores run the same promises against every store.
 """
@@ -17,7 +18,7 @@ import importlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -100,8 +101,44 @@ class AsyncBackend(Protocol):
     def with_timeout(self, seconds: float) -> AsyncBackend: ...
 
 
+class InProcessAsync:
+    """The `AsyncBackend` of a store in which no call waits: each method is that of the `Backend`."""
+
+    in_process: bool = True
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.clock: Clock = backend.clock
+
+    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
+        made: Decision = self.backend.try_acquire(key, permits)
+        return made
+
+    async def peek(self, key: str, permits: int = 1) -> Decision:
+        made: Decision = self.backend.peek(key, permits)
+        return made
+
+    async def refund(self, key: str, permits: int = 1) -> bool:
+        done: bool = self.backend.refund(key, permits)
+        return done
+
+    async def reset(self, key: str) -> bool:
+        done: bool = self.backend.reset(key)
+        return done
+
+    def store_health(self) -> StoreHealth:
+        health: StoreHealth = self.backend.store_health()
+        return health
+
+    def with_timeout(self, seconds: float) -> InProcessAsync:
+        return self
+
+
 class Store(Protocol):
-    """A place for states, shared by any number of limiters. Thread-safe; usable in the child of a fork."""
+    """A place for states, shared by any number of limiters. Thread-safe; usable in the child of a fork.
+
+    It may say more of itself in class attributes, which `kind_of`, `is_in_process` and `is_per_process` read.
+    """
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> Backend: ...
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncBackend: ...
@@ -109,6 +146,21 @@ class Store(Protocol):
     async def ahealth(self) -> Health: ...
     def close(self) -> None: ...
     async def aclose(self) -> None: ...
+
+
+def kind_of(store: Store) -> str:
+    """What a store says that it is (its `kind`), for people and for labels: memory, shared, redis."""
+    return str(getattr(store, "kind", "other"))
+
+
+def is_in_process(store: Store) -> bool:
+    """Whether no call of its backends does I/O (its `in_process`), so that an event loop can make it too."""
+    return bool(getattr(store, "in_process", False))
+
+
+def is_per_process(store: Store) -> bool:
+    """Whether each process counts for itself (its `per_process`), so that several workers multiply a limit."""
+    return bool(getattr(store, "per_process", False))
 
 
 # ------------------------------------------------------------------------------------------- what a store may offer
@@ -161,6 +213,19 @@ class LeaseStore(Store, Protocol):
     def leases(self) -> LeaseBackend: ...
 
 
+@runtime_checkable
+class ConnectedStore(Store, Protocol):
+    """A store with connections to a server."""
+
+    async def awarm_up(self) -> None:
+        """Open the running event loop's connections before they are needed. Raises `StoreUnavailable`."""
+        ...
+
+    def connections(self) -> dict[str, int]:
+        """The event loop's connections: in_use, idle, and the calls that are waiting."""
+        ...
+
+
 class StateBackend(Protocol):
     """Runs operations on the states of locks, pools, queues and breakers, each atomically, and announces changes.
 
@@ -201,18 +266,51 @@ class StateStore(Store, Protocol):
     def states(self) -> StateBackend: ...
 
 
+AnyBackend = TypeVar("AnyBackend")
+StoreCheck = tuple[AnyBackend, str, int]  # what is asked of a backend in a joint check: key and permits
+
+
+@runtime_checkable
+class JointStore(Store, Protocol):
+    """A store that decides checks of several limiters in one atomic step; `headgate.joint` uses it.
+
+    `take_all` and `take_all_async` check all arguments first. They spend all of the checks or none, and return a
+    decision for each, in order. When nothing is spent, the limiters that refuse say so and the others report their
+    state as it is; all decisions are true if and only if everything was spent. Checks that share a state add up. In an
+    outage each check is answered by `on_store_error` of its backend, and all are granted or none. A task that is
+    cancelled loses no permits.
+    """
+
+    partitioned: bool  # whether a call takes checks of one partition only
+
+    def partition(self, key: str) -> int:
+        """The partition of a client's key, if the store is partitioned."""
+        ...
+
+    def take_all(self, checks: Sequence[StoreCheck[Any]]) -> list[Decision]:
+        """The backends are from `open` of this store."""
+        ...
+
+    async def take_all_async(self, checks: Sequence[StoreCheck[Any]]) -> list[Decision]:
+        """The backends are from `open_async` of this store."""
+        ...
+
+
 # ------------------------------------------------------------------------------------------------ stores from URLs
 
 
 class StoreOptions(TypedDict, total=False):
     """What a limiter hands on to the store that it opens from a URL. A store ignores the options of others."""
 
-    max_keys: int  # memory
+    max_keys: int  # memory, shared
     prefix: str  # redis
     hash_keys: bool  # redis
     timeout: float  # redis
     connect_timeout: float  # redis
     max_connections: int  # redis
+    min_connections: int  # redis
+    retries: int  # redis
+    retry_pause: float  # redis
 
 
 class URLStore(Store, Protocol):
@@ -242,11 +340,13 @@ class StoreClass(NamedTuple):
 
 
 _MEMORY = StoreClass("headgate.stores.memory", "MemoryStore")
+_SHARED = StoreClass("headgate.stores.shared", "SharedStore")
 _REDIS = StoreClass("headgate.stores.redis", "RedisStore", "redis")
-STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _REDIS)}
+STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS)}
 
 SCHEMES = {
     "memory://": _MEMORY,
+    "shared://": _SHARED,
     "redis://": _REDIS,
     "rediss://": _REDIS,
     "unix://": _REDIS,

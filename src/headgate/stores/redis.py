@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
@@ -12,15 +13,20 @@ import redis
 import redis.asyncio
 
 from headgate._lifecycle import renew_after_fork
+from headgate._plan import arun, run
 from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import HEALTH_TIMEOUT
+from headgate.redis.joint import JointScripts, take_all
+from headgate.redis.script import slot_of, tag_function
 from headgate.redis.sync_client import SyncExecutor
-from headgate.redis.url import RedisURL, parse_url
+from headgate.redis.url import MIN_CONNECTIONS, RedisOptions, RedisURL, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import NO_PICKLE, Health, StoreOptions
+from headgate.stores.base import NO_PICKLE, Health, StoreCheck, StoreOptions
 
 if TYPE_CHECKING:
     from headgate.coordination.redis_states import RedisStates
@@ -38,9 +44,15 @@ class RedisStore:
     hash_keys        store a digest of the client's key instead of the key: shorter, and no addresses in Redis
     timeout          seconds that a check may take in all; then on_store_error answers
     connect_timeout  seconds of those to connect
-    max_connections  to each server, for threads; a caller that finds none free waits within the time-out
+    min_connections  to each server, that `warm_up` opens; nothing connects before it or the first check
+    max_connections  to each server, for threads; a caller that finds none free waits within the time-out. An event loop
+                     has at most four to each server
+    retries          how often a call is sent again where that is safe, within its time-out (see `RetryPolicy`)
+    retry_pause      seconds before each
     clock            tests only: this time instead of the server's
     """
+
+    kind = "redis"
 
     def __init__(
         self,
@@ -48,12 +60,10 @@ class RedisStore:
         *,
         prefix: str = "rate_limiter",
         hash_keys: bool = False,
-        timeout: float | None = None,
-        connect_timeout: float | None = None,
-        max_connections: int | None = None,
         clock: Clock | None = None,
+        **options: Unpack[RedisOptions],
     ) -> None:
-        self._source = _source(redis, timeout, connect_timeout, max_connections)
+        self._source = _source(redis, options)
         self.url = self._source if isinstance(self._source, RedisURL) else None  # None: a client was handed in
         self.display_name = self.url.safe_url if self.url else "the client's Redis"  # without password
         self.partitioned = self.url is not None and self.url.kind == "cluster"  # keys lie at different servers
@@ -63,6 +73,7 @@ class RedisStore:
         self.hash_keys = hash_keys
         self.clock = clock
         self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
+        self._joint_scripts = JointScripts(clock)
         self._sync_executor: SyncExecutor | None = None
         self._health_executor: SyncExecutor | None = None
         self._health: Health | None = None
@@ -99,6 +110,20 @@ class RedisStore:
         """The backend of *rule* for asyncio."""
         self._async_source()
         return AsyncRedisBackend(self, rule, on_store_error)
+
+    def partition(self, key: str) -> int:
+        """The Cluster slot of a client's key."""
+        return slot_of(tag_function(self.hash_keys)(key))
+
+    def take_all(self, checks: Sequence[StoreCheck[RedisBackend]]) -> list[Decision]:
+        """Spend all *checks* or none, in one script and one round trip; in a Cluster their keys share a slot."""
+        executor = self.sync_executor()
+        return run(take_all(self._joint_scripts, executor, checks), executor.answer)
+
+    async def take_all_async(self, checks: Sequence[StoreCheck[AsyncRedisBackend]]) -> list[Decision]:
+        """The same for asyncio; calls that are awaited at the same time share a round trip."""
+        executor = self.async_executor()
+        return await arun(take_all(self._joint_scripts, executor, checks), executor.answer)
 
     def leases(self) -> RedisLeases:
         """What keeps the leases of `HybridLimiter` here."""
@@ -140,12 +165,34 @@ class RedisStore:
         with self._lock:
             executor = self._async_executors.get(loop)
             if executor is None:
-                for closed in [other for other in self._async_executors if other.is_closed()]:  # without an aclose()
-                    del self._async_executors[closed]
+                known = list(self._async_executors)  # a copy: `close_loop` of another thread may shorten it
+                for closed in [other for other in known if other.is_closed()]:  # without an aclose()
+                    self._async_executors.pop(closed, None)
                 executor = self._async_executors[loop] = AsyncExecutor(self._async_source(), self._server_name())
                 executor.close_with_loop()
             self._latest_executor = executor
         return executor
+
+    def warm_up(self) -> None:
+        """Open `min_connections` to each server, for threads, so that the first checks find them.
+
+        Raises `StoreUnavailable` if a server cannot be reached within the time-out.
+        """
+        try:
+            self.sync_executor().warm_up(self.url.min_connections if self.url else MIN_CONNECTIONS)
+        except (redis.RedisError, OSError) as error:
+            raise StoreUnavailable(f"cannot connect to {self._server_name()}: {error}") from error
+
+    async def awarm_up(self) -> None:
+        """The same for the running event loop."""
+        try:
+            await self.async_executor().warm_up(self.url.min_connections if self.url else MIN_CONNECTIONS)
+        except (redis.RedisError, OSError) as error:
+            raise StoreUnavailable(f"cannot connect to {self._server_name()}: {error}") from error
+
+    def connections(self) -> dict[str, int]:
+        """The connections of the latest event loop: in_use, idle, and calls that wait for one."""
+        return _connection_counts(self._latest_executor)
 
     def spare_executor(self, timeout: float) -> AsyncExecutor | None:
         """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
@@ -229,14 +276,16 @@ class RedisStore:
 Source = RedisURL | redis.ConnectionPool | redis.asyncio.ConnectionPool
 
 
-def _source(
-    given: str | Client, timeout: float | None, connect_timeout: float | None, max_connections: int | None
-) -> Source:
+def _source(given: str | Client, options: RedisOptions) -> Source:
     """Where connections come from: a URL, or the pool of a client that was handed in."""
+    known = RedisOptions.__annotations__
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"RedisStore has no option {unknown[0]!r}; known are {', '.join(known)}")
     if isinstance(given, str):
-        return parse_url(given, timeout=timeout, connect_timeout=connect_timeout, max_connections=max_connections)
-    if (timeout, connect_timeout, max_connections) != (None, None, None):
-        raise ValueError("timeout, connect_timeout and max_connections belong to the client that you hand in")
+        return parse_url(given, **options)
+    if any(value is not None for value in options.values()):
+        *names, last = known
+        raise ValueError(f"{', '.join(names)} and {last} belong to the client that you hand in")
     if isinstance(given, redis.Redis | redis.asyncio.Redis):
         return given.connection_pool
     raise TypeError(f"RedisStore takes a URL (text) or a client of redis-py, got {type(given).__name__}")
@@ -253,13 +302,17 @@ def _separate(source: RedisURL | Pool) -> RedisURL | Pool:
     return type(source)(source.connection_class, 4, **{**source.connection_kwargs, **brief})
 
 
-def _with_connections(seen: Health, executor: SyncExecutor | AsyncExecutor | None) -> Health:
+def _connection_counts(executor: SyncExecutor | AsyncExecutor | None) -> dict[str, int]:
     servers = executor.connections() if executor else []
-    counts = {
+    return {
         "in_use": sum(server.in_use() for server in servers),
         "idle": sum(server.idle() for server in servers),
         "waiting": sum(server.waiting for server in servers),
     }
+
+
+def _with_connections(seen: Health, executor: SyncExecutor | AsyncExecutor | None) -> Health:
+    counts = _connection_counts(executor)
     if seen.healthy and isinstance(executor, SyncExecutor) and counts["waiting"] and not counts["idle"]:
         words = f"{counts['waiting']} callers wait for one of {counts['in_use']} connections: raise max_connections"
         return dataclasses.replace(

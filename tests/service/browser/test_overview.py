@@ -85,6 +85,10 @@ def test_keys_are_for_the_admin(start: Start, look: Open) -> None:
     give(page, "secret")
     page.until("document.querySelector('#keys li b')?.textContent === '2'")
     assert page.text("#keys li code") == HOSTILE, "a key is text, whatever is in it"
+    assert not page.value(shown("#busiest")), "too few checks to tell a busiest key"
+    for _ in range(17):
+        service.check(HOSTILE, admin)
+    page.until(f"document.querySelector('#busiest li code')?.textContent === {json.dumps(HOSTILE)}")
     assert page.text("title") == "headgate"
 
     page.click("#token-open")

@@ -48,8 +48,8 @@ def ask(url: str, method: str = "GET", body: bytes | None = None, headers: Mappi
 
 
 @contextmanager
-def running(command: list[str], ready: str, folder: Path) -> Iterator[None]:
-    """Run *command* in *folder* until the block ends; enter the block when *ready*, a URL, answers 200."""
+def running(command: list[str], ready: str, folder: Path, status: int = 200) -> Iterator[None]:
+    """Run *command* in *folder* until the block ends; enter the block when *ready*, a URL, answers with *status*."""
     log = folder / f"{Path(command[0]).name}.log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -62,8 +62,10 @@ def running(command: list[str], ready: str, folder: Path) -> Iterator[None]:
             start_new_session=True,  # Ctrl-C is for pytest, which then stops it in order
         )
     try:
-        if not _answers(ready, process):
-            raise RuntimeError(f"{command} did not answer at {ready}:\n{log.read_text(errors='replace')[-3000:]}")
+        if not _answers(ready, status, process):
+            raise RuntimeError(
+                f"{command} did not answer {status} at {ready}:\n{log.read_text(errors='replace')[-3000:]}"
+            )
         yield
     finally:
         _stop(process)
@@ -79,11 +81,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+def _answers(url: str, status: int, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + START
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if ask(url).status == 200:
+            if ask(url).status == status:
                 return True
         except (OSError, HTTPException):
             pass

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
-from tests.service.deploy.tools import HOUSE
+from tests.service.deploy.tools import HOUSE, PROGRAMS, missing_reason
 from tests.support.service import Service, headgate
 
 DEPLOY = HOUSE / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-KUBERNETES = [
-    manifest
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-    for manifest in yaml.safe_load_all(path.read_text())
-]
+SENTINEL = yaml.safe_load((DEPLOY / "compose.sentinel.yaml").read_text())
+FILES = {
+    path.name: list(yaml.safe_load_all(path.read_text())) for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+}
+REDIS_FILES = ("redis.yaml", "redis-sentinel.yaml", "redis-cluster.yaml")  # one of them
+OURS = [manifest for name, manifests in FILES.items() if name not in REDIS_FILES for manifest in manifests]
 UNIT = (DEPLOY / "systemd" / "headgate.service").read_text()
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "headgate.json").read_text())
 PORT = "8080"
@@ -35,7 +36,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def of_kind(kind: str, name: str = "headgate") -> dict[str, Any]:
-    found = [one for one in KUBERNETES if one["kind"] == kind and one["metadata"]["name"] == name]
+    found = [one for one in OURS if one["kind"] == kind and one["metadata"]["name"] == name]
     assert len(found) == 1, f"{len(found)} of {kind} {name}"
     manifest: dict[str, Any] = found[0]
     return manifest
@@ -46,15 +47,15 @@ def container() -> dict[str, Any]:
     return found
 
 
-def validate(text: str, folder: Path) -> None:
-    path = folder / "headgate.toml"
+def validate(text: str, folder: Path, name: str = "headgate.toml") -> None:
+    path = folder / name
     path.write_text(text)
     ran = headgate("config", "validate", str(path), folder=folder)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_the_rules_of_compose_are_valid(tmp_path: Path) -> None:
-    validate((DEPLOY / "headgate.toml").read_text(), tmp_path)
+    validate((DEPLOY / "headgate" / "headgate.toml").read_text(), tmp_path)
 
 
 def test_kubernetes_rules(tmp_path: Path) -> None:
@@ -106,17 +107,20 @@ def test_image_files() -> None:
             assert (HOUSE / name).exists() and name in kept, name
 
 
-def test_compose_mounts() -> None:
-    """Every file that compose mounts exists."""
-    services = COMPOSE["services"]
-    assert set(services) == {"headgate", "redis", "prometheus", "grafana"}
+@pytest.mark.parametrize("more", [{}, SENTINEL], ids=["compose", "sentinel"])
+def test_compose_mounts(more: dict[str, Any]) -> None:
+    """Compose mounts folders that exist: a mounted file would stay the old one when an editor replaces it."""
+    services = COMPOSE["services"] | more.get("services", {})
+    volumes = COMPOSE["volumes"] | more.get("volumes", {})
+    assert set(COMPOSE["services"]) == {"headgate", "redis", "prometheus", "grafana"}
     for name, service in services.items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), (name, volume)
+            assert source in volumes or (DEPLOY / source).is_dir(), (name, volume)
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), f"{name} is open to the network"
         assert set(service.get("depends_on", [])) <= set(services)
+    services = COMPOSE["services"]
     build = services["headgate"]["build"]
     assert (DEPLOY / build["context"]).resolve() == HOUSE and (HOUSE / build["dockerfile"]).exists()
 
@@ -124,11 +128,15 @@ def test_compose_mounts() -> None:
 def test_compose_wiring() -> None:
     """The services of compose name each other's addresses correctly."""
     services = COMPOSE["services"]
-    assert services["headgate"]["environment"]["HEADGATE_STORE"].startswith("redis://redis:")
+    stores = [made["services"]["headgate"]["environment"]["HEADGATE_STORE"] for made in (COMPOSE, SENTINEL)]
+    for store in stores:  # with the password that Redis has
+        password, hosts = re.fullmatch(r"\S+://:(\$\{.+\})@([^/]+)/\S+", store).groups()  # type: ignore[union-attr]
+        assert services["redis"]["environment"]["REDIS_PASSWORD"] == password
+        assert {host.partition(":")[0] for host in hosts.split(",")} <= {*services, *SENTINEL["services"]}
     prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"] == [f"headgate:{PORT}"]
-    mounted = {Path(volume.split(":")[1]).name for volume in services["prometheus"]["volumes"]}
-    assert set(prometheus["rule_files"]) <= mounted
+    assert "./prometheus:/etc/prometheus:ro" in services["prometheus"]["volumes"]
+    assert set(prometheus["rule_files"]) <= {path.name for path in (DEPLOY / "prometheus").iterdir()}
     provisioning = DEPLOY / "grafana" / "provisioning"
     source = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"][0]
     assert source["url"] == "http://prometheus:9090"
@@ -156,9 +164,8 @@ def test_kubernetes_names_fit_together() -> None:
     volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
     assert {mount["name"] for mount in container()["volumeMounts"]} == volumes
     assert of_kind("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "headgate"
-    listed = next(one for one in KUBERNETES if one["kind"] == "Kustomization")["resources"]
-    files = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")}
-    assert {*listed, "kustomization.yaml"} == files
+    listed = next(one for one in OURS if one["kind"] == "Kustomization")["resources"]
+    assert {*listed, "kustomization.yaml"} == FILES.keys() - {"redis-sentinel.yaml", "redis-cluster.yaml"}
 
 
 def test_kubernetes_variables() -> None:
@@ -166,9 +173,16 @@ def test_kubernetes_variables() -> None:
     assert of_kind("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize("name", ["headgate", "redis"])
+@pytest.mark.parametrize("name", ["headgate.yaml", *REDIS_FILES])
 def test_pods_run_with_no_rights(name: str) -> None:
-    spec = of_kind("Deployment", name)["spec"]["template"]["spec"]
+    specs = [one["spec"]["template"]["spec"] for one in FILES[name] if "template" in one.get("spec", {})]
+    assert specs
+    for spec in specs:
+        check_rights(spec)
+
+
+def check_rights(spec: dict[str, Any]) -> None:
+    """The pod has no rights that it does not need, and bounded memory."""
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
     for one in spec["containers"]:
@@ -224,12 +238,27 @@ def test_systemd_security(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout[-300:]
 
 
-def test_kustomize_builds_the_manifests() -> None:
-    kubectl = linter("kubectl", "any kubectl will do, it needs no cluster")
-    ran = lint(kubectl, "kustomize", str(DEPLOY / "kubernetes"))
+@pytest.mark.parametrize("redis", REDIS_FILES)
+def test_kustomize_builds_the_manifests(redis: str, tmp_path: Path) -> None:
+    """With each kind of Redis; it needs no cluster."""
+    kubectl = PROGRAMS["kubectl"].find()
+    if kubectl is None:
+        pytest.skip(missing_reason("kubectl"))
+    for path in (DEPLOY / "kubernetes").iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("- redis.yaml", f"- {redis}"))
+    ran = lint(str(kubectl), "kustomize", str(tmp_path))
     assert ran.returncode == 0, ran.stderr
     built = list(yaml.safe_load_all(ran.stdout))
-    assert {one["kind"] for one in built} >= {"Deployment", "Service", "ConfigMap", "NetworkPolicy"}
+    assert {one["kind"] for one in built} >= {"Deployment", "StatefulSet", "Service", "ConfigMap", "NetworkPolicy"}
+    assert {one["metadata"].get("namespace", "headgate") for one in built} == {"headgate"}
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.sentinel.yaml"])
+def test_compose_schema(name: str) -> None:
+    """The compose files are valid by the schema of Compose."""
+    check = linter("check-jsonschema", "pip install check-jsonschema")
+    ran = lint(check, "--builtin-schema", "vendor.compose-spec", str(DEPLOY / name))
+    assert ran.returncode == 0, ran.stdout
 
 
 def test_hadolint_has_nothing_to_say() -> None:
@@ -240,6 +269,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 def test_kubernetes_schemas() -> None:
     """The manifests are valid by the schemas of Kubernetes."""
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
-    for manifest in KUBERNETES:
-        if manifest["kind"] != "Kustomization":
-            validator.validate(manifest, "1.29", strict=True)
+    for name, manifests in FILES.items():
+        for manifest in manifests:
+            if name != "kustomization.yaml":
+                validator.validate(manifest, "1.29", strict=True)

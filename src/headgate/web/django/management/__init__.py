@@ -1,0 +1,4 @@
+"""Where Django looks for commands.
+
+commands/  manage.py headgate
+"""

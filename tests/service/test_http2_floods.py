@@ -1,0 +1,250 @@
+"""Peers that mean harm: floods of frames that cost work, and thousands of broken connections."""
+
+import os
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
+
+import hpack as other
+import pytest
+
+from headgate.service.grpc_calls import SHOULD_RATE_LIMIT, GrpcCalls
+from headgate.service.http2.connection import MAX_STREAMS, Http2Connection
+from headgate.service.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    NO_ERROR,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    REFUSED_STREAM,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    frame,
+    settings,
+)
+from headgate.service.http2.hpack import encode, write_integer
+from headgate.service.http2.output import STALLED_TICKS
+from headgate.service.http2.request_head import RequestHead
+from headgate.service.rls_messages import DescriptorStatus, RateLimitRequest, RateLimitResponse
+from tests.support.http2 import ALL, BLOCK, EMPTY_SETTINGS, POST, Talk, data, frames, goaways, headers, resets
+
+CONNECTIONS = int(os.environ.get("HEADGATE_MUTATED_CONNECTIONS", "3000"))
+ONE = (1).to_bytes(4, "big")
+MEMORY = 4 << 20  # bytes that a flood may make one connection keep
+
+MANY_FIELDS = b"\x82" * 10_000  # a byte for each header; a head with a second :method is malformed
+LARGE_ENTRY = b"\x40\x01a" + write_integer(4000, 0x7F, 0) + b"v" * 4000
+TABLE_CHURN = b"".join(b"\x40\x01a" + write_integer(200, 0x7F, 0) + b"v" * 200 for _ in range(60))
+
+
+def streams() -> Iterator[int]:
+    return count(1, 2)
+
+
+FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "SETTINGS": lambda: repeat(EMPTY_SETTINGS),
+    "SETTINGS of many values": lambda: repeat(frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0" * 2_000)),
+    "PING": lambda: repeat(frame(PING, 0, 0, bytes(8))),
+    "PING acknowledged": lambda: repeat(frame(PING, 1, 0, bytes(8))),
+    "PRIORITY": lambda: repeat(frame(PRIORITY, 0, 99, bytes(5))),
+    "WINDOW_UPDATE": lambda: repeat(frame(WINDOW_UPDATE, 0, 0, ONE)),
+    "unknown frames": lambda: repeat(frame(0xEE, 0, 0, b"")),
+    "empty DATA": lambda: _after(headers(1, END_HEADERS), data(1, b"", 0)),
+    "padding only": lambda: _after(headers(1, END_HEADERS), frame(DATA, PADDED, 1, b"\xff" + bytes(255))),
+    "DATA after a reset": lambda: _after(headers(1, END_HEADERS, encode([*POST, ("te", "x")])), data(1, b"x", 0)),
+    "empty CONTINUATION": lambda: _after(headers(1, 0, b""), frame(CONTINUATION, 0, 1, b"")),
+    "large CONTINUATION": lambda: _after(headers(1, 0, b""), frame(CONTINUATION, 0, 1, bytes(16_000))),
+    "rapid reset": lambda: (headers(one) + frame(RST_STREAM, 0, one, bytes(4)) for one in streams()),
+    "reset before the body": lambda: (
+        headers(one, END_HEADERS) + frame(RST_STREAM, 0, one, bytes(4)) for one in streams()
+    ),
+    "made to reset": lambda: (headers(one) + frame(WINDOW_UPDATE, 0, one, bytes(4)) for one in streams()),
+    "malformed heads": lambda: (headers(one, 5, encode([("a", "b")])) for one in streams()),
+    "more streams than allowed": lambda: (headers(one, END_HEADERS) for one in streams()),
+    "many headers": lambda: (headers(one, 5, b"\x83" + MANY_FIELDS[: 16_000 // 40]) for one in streams()),
+    "HPACK bomb": lambda: _after(
+        headers(1, 5, BLOCK + b"\x40\x01a" + write_integer(4000, 0x7F, 0) + b"v" * 4000),
+        headers(3, 5, b"\xbe" * 16_000),
+    ),
+    "HPACK table churn": lambda: (headers(one, 5, BLOCK + TABLE_CHURN) for one in streams()),
+    "tiny DATA": lambda: (
+        headers(one, END_HEADERS) + b"".join(data(one, b"x", 0) for _ in range(1_000)) for one in streams()
+    ),
+}
+
+
+def _after(first: bytes, then: bytes) -> Iterator[bytes]:
+    yield first
+    yield from repeat(then)
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_floods(name: str) -> None:
+    """A flood is ended with ENHANCE_YOUR_CALM before it costs much; until then it keeps little memory."""
+    talk = Talk(at_once=False)
+    sent = 0
+    tracemalloc.start()
+    try:
+        for piece in FLOODS[name]():
+            sent += len(piece)
+            heard = talk.say(piece)
+            talk.bodies.clear()
+            talk.heads.clear()
+            for stream_id in talk.cancelled:  # the service lets go of a cancelled call soon
+                talk.server.respond(stream_id, (b"", b""), b"", None)
+            talk.cancelled.clear()
+            if talk.server.closed:
+                break
+            assert sent < 64 << 20
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [code for _, code in goaways(heard)] == [ENHANCE_YOUR_CALM]
+    assert peak < MEMORY
+
+
+def test_calls_pay_for_their_windows() -> None:
+    """A client that calls may send a few control frames with each call, for as long as it likes."""
+    talk = Talk()
+    for stream_id in range(1, 30_001, 2):
+        talk.say(headers(stream_id, END_HEADERS) + data(stream_id, b"x" * 100))
+        talk.say(frame(WINDOW_UPDATE, 0, 0, (101).to_bytes(4, "big")) + frame(PING, 0, 0, bytes(8)))
+        talk.say(frame(RST_STREAM, 0, stream_id, bytes(4)))
+    assert not talk.server.closed and len(talk.bodies) == 15_000
+
+
+def test_zero_windows() -> None:
+    """A peer that takes no responses gets a bounded number of them, and loses them after a while."""
+    talk = Talk()
+    talk.say(settings((INITIAL_WINDOW_SIZE, 0)))
+    for stream_id in range(1, 4 * MAX_STREAMS, 2):
+        talk.say(headers(stream_id, END_HEADERS) + data(stream_id, b"x" * 100))
+    assert talk.server.open_streams() == MAX_STREAMS
+    assert len(resets(talk.tick(STALLED_TICKS + 1))) == MAX_STREAMS
+    assert talk.server.open_streams() == 0
+
+
+def test_refusals_are_no_harm() -> None:
+    """A client beyond the limit of streams for a moment is told to try again, and stays connected."""
+    talk = Talk(at_once=False)
+    heard = talk.say(b"".join(headers(one) for one in range(1, 3 * MAX_STREAMS, 2)))
+    assert {code for _, code in resets(heard)} == {REFUSED_STREAM}
+    assert not talk.server.closed
+
+
+class Backend:
+    """Rules that decide some calls at once and others later."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.later: list[int] = []
+
+    def rules(self) -> "Backend":
+        return self
+
+    def authorize(self, head: RequestHead) -> None: ...
+
+    def serving(self, service: str) -> int:
+        return 1
+
+    def count_failure(self) -> None: ...
+
+    def start(
+        self, connection: Http2Connection, stream_id: int, request: RateLimitRequest, timeout: float | None
+    ) -> None:
+        self.later.append(stream_id)
+
+    def decide_now(self, request: RateLimitRequest) -> RateLimitResponse | None:
+        if self.dice.random() < 0.3:
+            return None
+        return RateLimitResponse(1, [DescriptorStatus(1, ("", 5, 2), 4, 1.0) for _ in request.descriptors])
+
+    async def decide(self, request: RateLimitRequest, timeout: float | None) -> RateLimitResponse:
+        raise NotImplementedError
+
+
+MESSAGE = b"\x0a\x04demo\x12\x0f\x0a\x0d\x0a\x04user\x12\x05alice\x12\x06\x0a\x04\x0a\x02ip\x18\x02"
+CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", SHOULD_RATE_LIMIT),
+    (":authority", "headgate"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+    ("grpc-timeout", "20m"),
+]
+
+
+def real_connection(dice: random.Random) -> bytearray:
+    """What a client sends: calls with some other frames between them."""
+    encoder = other.Encoder()
+    out = bytearray(PREFACE + settings((INITIAL_WINDOW_SIZE, dice.choice([0, 20, 65_535, 1 << 20]))))
+    for i in range(dice.randint(1, 6)):
+        stream_id = 2 * i + 1
+        extra = (f"x-{dice.randint(0, 9)}", "v" * dice.randint(0, 60))
+        block = encoder.encode([*CALL, extra], huffman=dice.random() < 0.5)
+        cut = dice.randint(0, len(block)) if dice.random() < 0.3 else len(block)
+        out += frame(HEADERS, 0 if cut < len(block) else END_HEADERS, stream_id, block[:cut])
+        if cut < len(block):
+            out += frame(CONTINUATION, END_HEADERS, stream_id, block[cut:])
+        out += data(stream_id, b"\0" + len(MESSAGE).to_bytes(4, "big") + MESSAGE)
+        if dice.random() < 0.4:
+            kind, size = dice.choice([2, 3, 4, 6, 7, 8, 9, 10]), dice.choice([0, 4, 5, 6, 8, 12])
+            out += frame(kind, dice.randint(0, 255), dice.choice([0, stream_id, stream_id + 2]), dice.randbytes(size))
+    return out
+
+
+def mutate(dice: random.Random, sent: bytearray) -> None:
+    for _ in range(dice.choice([0, 0, 1, 1, 2, 4, 6])):
+        at = dice.randint(24 if dice.random() < 0.95 else 0, len(sent) - 1)
+        what = dice.random()
+        if what < 0.6:
+            sent[at] = dice.randint(0, 255)
+        elif what < 0.8:
+            del sent[at : at + dice.randint(1, 5)]
+        else:
+            sent[at:at] = dice.randbytes(dice.randint(1, 5))
+
+
+def run_mutated(seed: int) -> str:
+    """One broken connection to its end; how it ended."""
+    dice = random.Random(seed)
+    sent = real_connection(dice)
+    mutate(dice, sent)
+    backend = Backend(dice)
+    calls = GrpcCalls(backend)
+    server = Http2Connection(calls.handle, lambda _: None, 65_541)
+    at = 0
+    while at < len(sent):
+        size = dice.randint(1, 200)
+        server.receive(bytes(sent[at : at + size]), dice.choice([1, 3, ALL]))
+        at += size
+        if dice.random() < 0.05:
+            server.tick()
+    while server.backlog:
+        server.receive(b"", 5)
+    for stream_id in backend.later:
+        calls.answer(server, stream_id, b"\x08\x01")
+    server.drain()
+    for _ in range(STALLED_TICKS + 2):
+        server.tick()
+    if not server.error.endswith("HTTP/1"):
+        assert list(frames(server.take_output()))
+    assert server.closed == bool(server.error) == (server.error_code != NO_ERROR)
+    assert server.closed or server.open_streams() == 0
+    return "refused" if server.closed else "served"
+
+
+def test_mutated_connections() -> None:
+    """Whatever bytes come, nothing but errors of the protocol comes of it, and every stream ends."""
+    ends = Counter(run_mutated(seed) for seed in range(CONNECTIONS))
+    assert ends["refused"] > CONNECTIONS // 10 and ends["served"] > CONNECTIONS // 10

@@ -1,0 +1,153 @@
+"""The Redis protocol from the client's side, and a listener in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import hiredis
+
+from headgate.service.app import App, State
+from headgate.service.files import LastGoodConfig, Sources
+from headgate.service.listeners import Listener, close_listeners
+from headgate.service.settings import Settings
+from headgate.service.shared_counters import COUNTERS_FILE, create
+from headgate.service.tokens import digest
+from headgate.stores.base import Store
+from headgate.stores.memory import MemoryStore
+from tests.support.service import Service
+
+Result = TypeVar("Result")
+
+
+def command(*words: object) -> bytes:
+    """A command as clients send it."""
+    raw = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(raw) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in raw)
+
+
+def port_of(service: Service) -> int:
+    """The port of the Redis protocol, from the banner."""
+    found = re.search(r"^  resp +rediss?://\S+:(\d+)/$", service.log(), re.MULTILINE)
+    assert found, service.log()
+    return int(found[1])
+
+
+class RespSocket:
+    """A connection that sends bytes as they are. An error is text that begins with a minus."""
+
+    def __init__(self, where: Service | int) -> None:
+        port = where if isinstance(where, int) else port_of(where)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._reader = hiredis.Reader()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def reply(self) -> Any:
+        """The next reply; raises EOFError if the connection ends instead."""
+        while True:
+            found = self._reader.gets()
+            if found is not False:
+                return _plain(found)
+            data = self.socket.recv(65536)
+            if not data:
+                raise EOFError
+            self._reader.feed(data)
+
+    def ask(self, *words: object) -> Any:
+        self.send(command(*words))
+        return self.reply()
+
+    def replies(self) -> list[Any]:
+        """All replies until the connection ends."""
+        found = []
+        while True:
+            try:
+                found.append(self.reply())
+            except (EOFError, ConnectionError):
+                return found
+
+
+def _plain(found: Any) -> Any:
+    if isinstance(found, hiredis.ReplyError):
+        return f"-{found}"
+    if isinstance(found, list):
+        return [_plain(one) for one in found]
+    if isinstance(found, dict):
+        return {_plain(name): _plain(value) for name, value in found.items()}
+    return found.decode() if isinstance(found, bytes) else found
+
+
+class RespListener:
+    """A listener in this process, on an event loop that runs only inside `run`."""
+
+    def __init__(self, folder: Path, store: Store | None = None, token: str = "") -> None:
+        self.loop = asyncio.new_event_loop()
+        settings = Settings(resp_port=0)
+        create(folder / COUNTERS_FILE, 1, int(time.time()))
+        self.app = App(Sources(None, {}, {}), settings, folder)
+        own = self.app.counters.claim()
+        self.app.gauges, self.app.slots, self.app.timings = own.gauges, own.slots, own.timings
+        self.app.store = MemoryStore() if store is None else store  # an empty store is false
+        config = LastGoodConfig(settings, [(digest(token), "check")] if token else [], {})
+        self.app.state = State(config, self.app.store, self.app.counters)
+        self.app.debug = False
+        self.listener = Listener("resp", self.app, self.loop, settings)
+        self.port: int = self.listener.info()["port"]
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    async def connect(self) -> AsyncRespSocket:
+        return AsyncRespSocket(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    def close(self) -> None:
+        self.run(close_listeners([self.listener]))
+        self.run(self.app.store.aclose())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+class AsyncRespSocket:
+    """`RespSocket` on the event loop of a `RespListener`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._stream = reader
+        self._reader = hiredis.Reader()
+
+    async def reply(self) -> Any:
+        while True:
+            found = self._reader.gets()
+            if found is not False:
+                return _plain(found)
+            data = await self._stream.read(65536)
+            if not data:
+                raise EOFError
+            self._reader.feed(data)
+
+    async def ask(self, *words: object) -> Any:
+        self.writer.write(command(*words))
+        return await self.reply()
+
+    async def ended(self) -> bool:
+        """Wait until the server ends the connection."""
+        try:
+            while await self._stream.read(65536):
+                pass
+        except ConnectionError:
+            pass
+        return True
