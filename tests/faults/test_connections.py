@@ -1,14 +1,18 @@
 """However many callers there are, there are no more connections than the pool may have, and no call fails."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import redis
+import redis.asyncio
 
 from headgate import AsyncLimiter, Limiter
+from headgate.redis.batching import BatchSender
+from headgate.stores.redis import RedisStore
 from tests.support.clusters import Node, wait_until
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
@@ -72,3 +76,23 @@ def test_64_threads(pool: int, node: Node) -> None:
     assert len(admitted) == 64 * 20
     assert sum(admitted) == 1000
     assert 0 < max(counts) <= pool
+
+
+def test_cancelled_probe(node: Node) -> None:
+    """A probe that is cancelled twice, by `aclose` and by the end of the event loop, leaves no connection open."""
+
+    async def check() -> None:
+        store = RedisStore(url(node, 8))
+        probe = asyncio.create_task(store.async_executor().probe(0))
+        while not (sending := [one for one in gc.get_objects() if type(one) is BatchSender and one.in_use()]):
+            await asyncio.sleep(0)
+        probe.cancel()
+        while any(sender.in_use() for sender in sending):
+            await asyncio.sleep(0)
+        probe.cancel()  # in the turn of the event loop in which the reply came
+        await asyncio.gather(probe, return_exceptions=True)
+        await store.aclose()
+
+    asyncio.run(check())
+    made = [seen for seen in gc.get_objects() if type(seen) is redis.asyncio.Connection]
+    assert not [connection for connection in made if connection.port == node.port and connection.is_connected]

@@ -70,10 +70,12 @@ class AsyncExecutor(Executor):
 
     async def aclose(self) -> None:
         self.closed = True
-        for task in self._probes:
+        probes = list(self._probes)
+        for task in probes:
             task.cancel()
         for sender in list(self._servers.values()):
             await sender.aclose()
+        await asyncio.gather(*probes, return_exceptions=True)  # an event loop that ends would cancel them once more
         end, self._loop_end = self._loop_end, None
         if end is not None:
             await end.aclose()
@@ -123,7 +125,8 @@ class AsyncExecutor(Executor):
                     own = self._servers.setdefault(address, BatchSender(self._source, address, self.timeout))
                     own.take_connections(made)
         finally:
-            await spare.aclose()
+            for sender in spare.connections():
+                await sender.abort()  # does not wait: a cancelled probe may be cancelled again
 
 
 async def _close_idle(servers: dict[Address, BatchSender]) -> None:

@@ -113,6 +113,12 @@ class BatchSender:
             await self._idle.pop().disconnect()
             self._connection_count -= 1
 
+    async def abort(self) -> None:
+        """Give up what is under way and close the connections, in this turn of the event loop and the next."""
+        for task in self._tasks:
+            task.cancel()  # it disconnects
+        await self.close_idle()
+
     async def close_idle(self) -> None:
         """Close the idle connections in this turn of the event loop: it may be one of the last."""
         while self._idle:
