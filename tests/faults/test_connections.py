@@ -84,10 +84,12 @@ def test_cancelled_probe(node: Node) -> None:
     async def check() -> None:
         store = RedisStore(url(node, 8))
         probe = asyncio.create_task(store.async_executor().probe(0))
-        while not (sending := [one for one in gc.get_objects() if type(one) is BatchSender and one.in_use()]):
+        sending: list[BatchSender] = []
+        while not sending:  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0)
+            sending = [one for one in gc.get_objects() if type(one) is BatchSender and one.in_use()]
         probe.cancel()
-        while any(sender.in_use() for sender in sending):
+        while any(sender.in_use() for sender in sending):  # noqa: ASYNC110
             await asyncio.sleep(0)
         probe.cancel()  # in the turn of the event loop in which the reply came
         await asyncio.gather(probe, return_exceptions=True)
