@@ -85,7 +85,7 @@ def test_cancelled_probe(node: Node) -> None:
         store = RedisStore(url(node, 8))
         probe = asyncio.create_task(store.async_executor().probe(0))
         sending: list[BatchSender] = []
-        while not sending:  # noqa: ASYNC110  # nothing tells
+        while not sending:
             await asyncio.sleep(0)
             sending = [one for one in gc.get_objects() if type(one) is BatchSender and one.in_use()]
         probe.cancel()
