@@ -104,8 +104,12 @@ class ASGIRequest:
         if self.made is None:
             if self.unlimited:
                 return self.inner(message)
-            if made is not None and made.allowed and limits.header_style == "x":
-                return self.inner(with_limit_headers(message, raw_headers(made, self.limiter.rule.quotas)))
+            if made is not None and made.allowed:
+                style = limits.header_style
+                if style == "x":
+                    return self.inner(with_limit_headers(message, raw_headers(made, self.limiter.rule.quotas)))
+                if style is None:
+                    return self.inner(message)
         exchange = self.exchange()
         if exchange.decided and kind != "websocket.accept" and not limits.settles:
             return self.inner(limits.with_headers(exchange, message))
@@ -129,13 +133,20 @@ async def send_late(message: Any) -> None:
 def serve(limits: Any, app: Any, scope: Any, receive: Any, send: Any, outermost: bool) -> Any:
     """What `ASGIRateLimits.serve` does."""
     kind = scope["type"]
-    if (kind != "http" and kind != "websocket") or not limits.enabled or limits.scope_key in scope:
+    if (kind != "http" and kind != "websocket") or not limits.enabled:
+        return app(scope, receive, send)
+    return serve_limited(limits, limits.scope_key, app, scope, receive, send, outermost)
+
+
+def serve_limited(limits: Any, scope_key: str, app: Any, scope: Any, receive: Any, send: Any, outermost: bool) -> Any:
+    """The same, of a request or a WebSocket, when the limits are not switched off."""
+    if scope_key in scope:
         return app(scope, receive, send)  # these limits are around this request already: it is counted once
     request = ASGIRequest(limits, scope, receive, send, outermost)
-    scope[limits.scope_key] = request
+    scope[scope_key] = request
     if limits.decorates:
         current_scope.set(scope)  # not reset: servers make a context for each request
-    if limits.settles or kind == "websocket":
+    if limits.settles or scope["type"] == "websocket":
         return limits.serve_to_end(app, scope, receive, request)
     return app(scope, receive, request.send)
 
@@ -145,14 +156,16 @@ class LimitedApp:
 
     def __init__(self, limits: Any, installation: Any, inner: Any) -> None:
         self.limits: Any = limits
+        self.scope_key: str = limits.scope_key
         self.installation: Any = installation
+        self.router: Any = installation.router
         self.inner: Any = inner
 
     def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
-        installation = self.installation
-        if scope["type"] != "http" or len(installation.router.routes) != installation.bound or not self.limits.enabled:
-            return installation.serve_rarely(self.inner, scope, receive, send)
-        return serve(self.limits, self.inner, scope, receive, send, True)
+        limits = self.limits
+        if scope["type"] != "http" or len(self.router.routes) != self.installation.bound or not limits.enabled:
+            return self.installation.serve_rarely(self.inner, scope, receive, send)
+        return serve_limited(limits, self.scope_key, self.inner, scope, receive, send, True)
 
 
 def with_limit_headers(message: Any, ours: Any, *, replace: bool = False) -> Any:
@@ -180,6 +193,7 @@ class BoundRoute:
 
     def __init__(self, limits: Any, route: Any, inner: Any) -> None:
         self.limits: Any = limits
+        self.scope_key: str = limits.scope_key
         self.route: Any = route
         self.inner: Any = inner
         self.methods: Any = getattr(route, "methods", None)
@@ -193,7 +207,7 @@ class BoundRoute:
             plan = limits.no_route  # 405
         elif plan is None or (plan.provider is not None and plan.provider.dependency_overrides):
             plan = limits.plan_of(self.route, scope)
-        request: ASGIRequest | None = scope.get(limits.scope_key)
+        request: ASGIRequest | None = scope.get(self.scope_key)
         if request is None:
             if plan.limits:
                 limits.check_disabled()
