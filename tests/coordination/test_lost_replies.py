@@ -25,6 +25,7 @@ from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
 from headgate.coordination.states.pool import POOL
 from headgate.coordination.states.queue import QUEUE
+from headgate.coordination.states.semaphore import SEMAPHORE
 from headgate.errors import StoreUnavailable
 from tests.coordination.test_lock_twins import LockTwins, comparable
 from tests.support.clocks import until, until_async
@@ -40,6 +41,7 @@ TTL = 30_000
 SECOND = 1_000_000
 RULES = (2, 10 * SECOND, 2, 4 * SECOND, 0, 60 * SECOND, 5)
 BY_RATE = (2, 10 * SECOND, 2, 4 * SECOND, 500_000, 60 * SECOND, 3)
+SLOTS = (10 * SECOND, 3)
 POOL_RULES = (5 * SECOND, 2 * SECOND, "1,2,10000000,2,3,20000000")
 SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
     "lock": [
@@ -60,6 +62,23 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("acquire", "g", TTL, ""),
         ("evict", "f", TTL),
         ("peek", "g", TTL),
+    ],
+    "semaphore": [
+        ("acquire", "a", *SLOTS, 2),
+        ("acquire", "b", *SLOTS, 1),
+        ("acquire", "c", *SLOTS, 1),
+        ("renew", "a", *SLOTS, 1),
+        ("renew", "c", *SLOTS, 1),
+        ("release", "c", *SLOTS, 1),
+        ("release", "a", *SLOTS, 1),
+        ("acquire", "a", *SLOTS, 1),
+        ("peek", "b", *SLOTS, 1),
+        ("evict", "d", *SLOTS, 1),
+        ("acquire", "e", *SLOTS, 3),
+        ("evict", "d", *SLOTS, 1),
+        ("peek", "e", *SLOTS, 1),
+        (11.0,),
+        ("evict", "f", *SLOTS, 1),
     ],
     "breaker": [
         ("admit", "a", -1, "", *RULES),
@@ -129,7 +148,7 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
 
 
 CALLERS = ["threads", "tasks"]
-MACHINES = {"lock": LOCK, "breaker": BREAKER, "pool": POOL, "queue": QUEUE}
+MACHINES = {"lock": LOCK, "semaphore": SEMAPHORE, "breaker": BREAKER, "pool": POOL, "queue": QUEUE}
 
 
 class Fault(NamedTuple):
@@ -159,6 +178,7 @@ def hold_one_back(proxy: FaultyProxy) -> None:
 # Operations that change nothing.
 READS = {
     "lock": Operation("renew", ("no-owner", TTL)),
+    "semaphore": Operation("peek", ("", *SLOTS, 1)),
     "circuit_breaker": Operation("peek", ("", -1, "", *RULES)),
     "pool": Operation("status", ("", *POOL_RULES)),
     "token_queue": Operation("size", ("", "", SECOND, 0, 0)),
