@@ -138,9 +138,10 @@ def test_leases_that_redis_evicted(redis_server: Server) -> None:
     """If Redis drops one of the keys, no weight is counted for a lease that is not there."""
     twins = Twins(SEMAPHORE, redis_server)
     client, keys = redis_server.client(), SEMAPHORE.keys(twins.name)
-    ask = lambda op, id, weight: twins.redis.run(  # noqa: E731
-        SEMAPHORE, twins.name, Operation(op, (id, LEASE, 5, weight))
-    )
+
+    def ask(op: str, id: str, weight: int) -> list[Any]:
+        return twins.redis.run(SEMAPHORE, twins.name, Operation(op, (id, LEASE, 5, weight)))
+
     assert ask("acquire", "a", 5) == [1, 5, LEASE]
     client.delete(keys[0])
     assert ask("acquire", "b", 4) == [1, 4, LEASE]

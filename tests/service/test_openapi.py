@@ -10,11 +10,12 @@ import pytest
 from tests.service.conftest import Start
 
 STRICT = "max_wait = 0.05\n"  # else it would wait for what it asks for
+SLOTS = "[rules.uploads]\nconcurrency = 3\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not for this Python yet")
 def test_schemathesis_finds_nothing(start: Start, tmp_path: Path) -> None:
-    service = start(config=STRICT)
+    service = start(config=STRICT + SLOTS)
     command = [Path(sys.executable).parent / "schemathesis", "run", f"http://127.0.0.1:{service.port}/openapi.json"]
     options = ["--max-examples", "5", "--seed", "7", "--request-timeout", "60", "--no-color"]
     options += ["--exclude-path-regex", "/forward/"]  # there every method is right: tests/service/test_forward.py
@@ -22,5 +23,5 @@ def test_schemathesis_finds_nothing(start: Start, tmp_path: Path) -> None:
         [str(part) for part in (*command, *options)], cwd=tmp_path, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "Tested: 12" in done.stdout
+    assert "Tested: 16" in done.stdout
     assert "Traceback" not in service.log()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from headgate._waiters import WaiterQueue
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.coordination.timers import Timers
+from headgate.errors import StoreUnavailable
 from headgate.stores.base import NO_PICKLE, StateStore, Store, StoreOptions, open_store
 
 POLL = 1.0  # seconds after which a waiter asks again, woken or not
@@ -35,6 +37,7 @@ class MemoryStates:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.max_states = sys.maxsize
         self._states: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self.after_fork()
         renew_after_fork(self)
@@ -47,6 +50,7 @@ class MemoryStates:
         with self._lock:
             now = self.clock.now()
             if key not in self._states:
+                self._make_room(now)
                 self._states[key] = machine.state()
             reply: Reply = self._apply(key, operation.name, now, *operation.arguments)
             self._sweep(now)
@@ -61,6 +65,13 @@ class MemoryStates:
         except BaseException:  # a signal handler may raise anywhere; drop a state that may be half changed
             self._states.pop(key, None)
             raise
+
+    def _make_room(self, now: int) -> None:
+        """Raise `StoreUnavailable` if there are *max_states* states that have not expired."""
+        if len(self._states) >= self.max_states:
+            self._sweep(now)
+            if len(self._states) >= self.max_states:
+                raise StoreUnavailable(f"there are {len(self._states)} states in memory, as many as it may hold")
 
     def _sweep(self, now: int) -> None:
         """Drop expired states. Each operation checks the next two: it adds one at most, so they do not pile up."""

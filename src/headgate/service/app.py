@@ -27,8 +27,10 @@ from headgate.service import (
     openapi,
     pages,
     playground,
+    slots,
 )
 from headgate.service.busy_keys import BusyKeys, WorkerReport
+from headgate.service.concurrency_rules import refuse_slots_apart
 from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
 from headgate.service.event_log import OutageLog, log_rules
 from headgate.service.events import DeniedKeys
@@ -60,7 +62,7 @@ from headgate.service.shared_counters import (
 )
 from headgate.service.store import CONNECTION_SETTINGS, make_store, update_connections, warm_up
 from headgate.service.tokens import Tokens
-from headgate.stores.base import LeaseStore, Store
+from headgate.stores.base import LeaseStore, Store, is_per_process
 from headgate.stores.memory import MemoryStore
 from headgate.web.client_ip import parse_network
 from headgate.web.problem import problem
@@ -80,6 +82,9 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": batch.batch},
+    f"{API}/acquire": {"POST": slots.acquire},
+    f"{API}/renew": {"POST": slots.renew},
+    f"{API}/release": {"POST": slots.release, "DELETE": slots.release},
     "/json": {"POST": envoy_json.post},
     "/actuator/prometheus": {"GET": metrics.scrape},
     "/metrics": {"GET": metrics.scrape},
@@ -275,6 +280,8 @@ class App:
 
     def _adopt(self, config: LastGoodConfig) -> None:
         settings = config.settings
+        if self._settings.workers > 1 and is_per_process(self.store):
+            refuse_slots_apart(settings)
         state = State(config, self.store, self.counters, self.hybrids)
         if config.domains:
             state.envoy = EnvoyRules(config.domains, settings.envoy, self.store, EnvoyMeter(self))

@@ -15,10 +15,11 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, RateLimited, StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import check_permits
+from headgate.service import slots
 from headgate.service.event_log import log_reset
 from headgate.service.model import WaitingCheck
 from headgate.service.problem import HTTPError
-from headgate.service.request import parse_integer, parse_json, parse_query
+from headgate.service.request import parse_integer, parse_permits, parse_query, query_and_body
 from headgate.service.resolve import keys_to_reset, resolve_request
 from headgate.service.responses import (
     EXEMPT,
@@ -63,16 +64,8 @@ async def post(app: App, scope: Scope, protocol: HTTPProtocol) -> Response | Non
     """The same; parameters may be in the query, in the body, or in both."""
     state = app.state
     state.tokens.demand("check", scope.headers)
-    asked: dict[str, Any] = parse_query(scope.query_string, CHECK_PARAMETERS)
-    permits = parse_integer("permits", asked["permits"]) if "permits" in asked else 1
-    if raw := await app.bodies.read(scope, protocol):
-        sent: WaitingCheck = parse_json(scope, raw, WaitingCheck, FORM)
-        given = {name: value for name in sent.__struct_fields__ if (value := getattr(sent, name)) is not None}
-        if both := asked.keys() & given.keys():
-            raise HTTPError(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
-        permits = int(given.get("permits", permits))
-        asked |= given
-    return await _check(app, state, scope, protocol, asked, permits, perf_counter_ns(), None)
+    asked = await query_and_body(app.bodies, scope, protocol, WaitingCheck, FORM)
+    return await _check(app, state, scope, protocol, asked, parse_permits(asked), perf_counter_ns(), None)
 
 
 async def _check(
@@ -151,6 +144,8 @@ async def remaining(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """What remains, and whether the permits would be granted; nothing is spent. Always 200."""
     app.state.tokens.demand("read", scope.headers)
     asked = parse_query(scope.query_string, PARAMETERS)
+    if asked.get("rule") in app.state.rule_set.concurrency_rules:
+        return await slots.remaining(app, scope, asked)
     (state, rule, key, would, extra), (*_, now, _) = await asyncio.gather(
         _peek(app, scope, asked), _peek(app, scope, asked | {"permits": "0"})
     )
@@ -165,6 +160,8 @@ async def reset(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     state = app.state
     state.tokens.demand("admin", scope.headers)
     asked = parse_query(scope.query_string, PARAMETERS)
+    if asked.get("rule") in state.rule_set.concurrency_rules:
+        return await slots.reset(app, scope, asked)
     permits = parse_integer("permits", asked["permits"]) if "permits" in asked else 1
     found = keys_to_reset(state, scope, asked.get("rule"), asked.get("algorithm"), asked.get("key"))
     rule, key = found[0]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.service.files import LastGoodConfig
+from headgate.service.keyed_rule import KeyedRule
 from headgate.service.rsgi import Scope
-from headgate.service.rules import CompiledRule
 from headgate.stores.base import StoreHealth
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ audit_logger = logging.getLogger("headgate.audit")
 logger = logging.getLogger("headgate.service")
 
 
-def log_reset(state: State, scope: Scope, token_digest: bytes | None, rule: CompiledRule, key: str) -> None:
+def log_reset(state: State, scope: Scope, token_digest: bytes | None, rule: KeyedRule, key: str) -> None:
     """A client has reset *key*."""
     address = state.client_ip.address(scope.client, scope.headers)
     audit_logger.info(

@@ -13,12 +13,12 @@ from headgate.service import hybrid_rules
 from headgate.service import shared_counters as c
 from headgate.service.busy_keys import merge_busiest, read_reports
 from headgate.service.rsgi import HTTPProtocol, Response, Scope
-from headgate.service.rules import ALGORITHM_NAMES
 from headgate.stores.base import Store, is_per_process
 
 if TYPE_CHECKING:
     from headgate.service.app import App
 
+CONCURRENCY = c.KINDS[-1].upper()
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BY_RULE = {
@@ -65,6 +65,10 @@ def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
     for name, (word, text) in BY_RULE.items():
         samples = [("", f'rule="{rule}",algorithm="{kind}"', counts[word]) for (rule, _, kind), counts in slots]
         yield from family(name, "counter", text, samples)
+    released = [("", f'rule="{rule}"', counts[c.RELEASED]) for (rule, _, kind), counts in slots if kind == CONCURRENCY]
+    if released:
+        text = "Leases of rules with concurrency that clients released"
+        yield from family("released_total", "counter", text, released)
     errors = sum(counts[c.DEGRADED] + counts[c.UNANSWERED] for _, counts in slots)
     yield from one("store_errors_total", "counter", "Checks that the store did not answer", errors)
     opened = sum(counters.gauge(c.BREAKER_OPENED))
@@ -143,7 +147,7 @@ def _histograms(timings: list[list[int]]) -> Iterator[Sample]:
 
 def _outcome(number: int) -> str:
     """The labels of a timing: denied and allowed in turn, for each algorithm."""
-    return f'algorithm="{ALGORITHM_NAMES[number // 2].upper()}",allowed="{"true" if number % 2 else "false"}"'
+    return f'algorithm="{c.KINDS[number // 2].upper()}",allowed="{"true" if number % 2 else "false"}"'
 
 
 def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterator[str]:

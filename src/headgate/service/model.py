@@ -35,6 +35,15 @@ MAX_PERMITS = 1_000_000_000
 # JSON has one type of number, so 5.0 is a whole number, too.
 Permits = Annotated[int, Meta(ge=1, le=MAX_PERMITS)] | Annotated[float, Meta(ge=1, le=MAX_PERMITS, multiple_of=1)]
 RuleName = Annotated[str, Meta(description="a rule of the file; `default` if left out", examples=["default"])]
+LEASE_ID = "[!-~]{1,128}"
+LeaseId = Annotated[
+    str,
+    Meta(
+        description="names one piece of work: 1 to 128 printable ASCII characters without spaces",
+        examples=["job-4711"],
+        extra_json_schema={"pattern": f"^{LEASE_ID}$"},  # not `pattern`: the handler's error says what would be right
+    ),
+]
 Wait = Annotated[
     float, Meta(ge=0, description="seconds that the answer may be held until the permits are there", examples=[2])
 ]
@@ -81,3 +90,55 @@ class Answer(msgspec.Struct):
         | msgspec.UnsetType
     ) = msgspec.UNSET
     exempt: Annotated[bool, Meta(description="true when the client is exempt")] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SlotRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An acquire. Without a lease the service makes one up."""
+
+    rule: Annotated[str, Meta(description="a rule of the file with `concurrency`")] | None = None
+    key: Key | None = None
+    lease: LeaseId | None = None
+    permits: Permits | None = None
+
+
+class SlotLease(msgspec.Struct, forbid_unknown_fields=True):
+    """A renewal or a release: the lease of an acquire, under the same rule and key."""
+
+    rule: Annotated[str, Meta(description="a rule of the file with `concurrency`")] | None = None
+    key: Key | None = None
+    lease: LeaseId | None = None
+
+
+class SlotAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Whether a slot was taken, and how many there are."""
+
+    allowed: bool
+    key: str
+    limit: Annotated[int, Meta(description="slots that may be in use at once")]
+    remaining: Annotated[int, Meta(ge=0, description="slots that are free")]
+    inUse: Annotated[int, Meta(ge=0, description="left out when the store did not answer")] | None = None  # noqa: N815
+    lease: Annotated[str, Meta(description="to renew and to release it by, when one was taken")] | None = None
+    expiresInSeconds: Annotated[int, Meta(ge=1, description="unless it is renewed")] | None = None  # noqa: N815
+    retryAfterSeconds: Annotated[  # noqa: N815
+        int, Meta(ge=0, description="0 when allowed, else until the first lease ends, if it is not renewed")
+    ]
+    message: str
+    rule: str
+    degraded: Annotated[bool, Meta(description="true when the store was down and the policy answered")] = False
+    shadow: Annotated[bool, Meta(description="true when the rule would have denied, were it in force")] = False
+    exempt: Annotated[bool, Meta(description="true when the client is exempt")] = False
+
+
+class LeaseAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What became of a lease: a renewal has `renewed`, a release `released`."""
+
+    renewed: bool | None = None
+    released: Annotated[bool, Meta(description="false: it had ended, or never was")] | None = None
+    key: str
+    lease: str
+    expiresInSeconds: Annotated[int, Meta(ge=1, description="after a renewal")] | None = None  # noqa: N815
+    message: str
+    rule: str
+    degraded: Annotated[bool, Meta(description="true when the store was down and the policy answered")] = False
+    shadow: Annotated[bool, Meta(description="true when there is no such lease, under a shadow rule")] = False
+    exempt: Annotated[bool, Meta(description="true when the client is exempt")] = False

@@ -7,34 +7,44 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import headgate
-from headgate.service.model import Answer, Check, Checks, WaitingCheck
+from headgate.service.model import (
+    Answer,
+    Check,
+    Checks,
+    LeaseAnswer,
+    SlotAnswer,
+    SlotLease,
+    SlotRequest,
+    WaitingCheck,
+)
+from headgate.service.openapi_parts import (
+    REF,
+    TEXTS,
+    any_object,
+    at_least_0,
+    decided,
+    health_status,
+    json_content,
+    list_of_answers,
+    one_of,
+    operation,
+    parameters,
+    plain_text,
+    problems,
+    required,
+    rule_in_path,
+    with_values,
+    without_bodies,
+    without_null,
+)
 from headgate.service.problem import Problem
 from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
 
-_REF = "#/components/schemas/{name}"
-_TYPES = (Answer, Check, WaitingCheck, Problem)
-
-_RATE_HEADERS = {
-    "X-RateLimit-Limit": ("the capacity", "integer"),
-    "X-RateLimit-Remaining": ("what is left of it", "integer"),
-    "X-RateLimit-Reset": ("when the key is as good as never seen: seconds since the epoch, rounded up", "integer"),
-}
-_TEXTS = {
-    400: "the request is wrong; `detail` says what would be right",
-    401: "a token is needed",
-    403: "the token does not have the scope",
-    404: "there is no such rule",
-    405: "the method is not supported here",
-    408: "the body did not come in time",
-    413: "the body is too large",
-    414: "the query is too long",
-    415: "the body is not JSON",
-    429: "denied; nothing was spent",
-    503: "the store does not answer and on_store_error is `raise`, or the service is overloaded",
-}
+TYPES = (Answer, Check, WaitingCheck, Problem)
+SLOT_TYPES = (SlotRequest, SlotLease, SlotAnswer, LeaseAnswer)  # in the document if a rule has concurrency
 
 
 async def serve(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
@@ -43,14 +53,16 @@ async def serve(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
 
 def describe(state: State) -> dict[str, Any]:
     """The description of a service with these rules."""
-    (_, schemas) = msgspec.json.schema_components([*_TYPES, Checks], ref_template=_REF)
+    slots = list(state.rule_set.concurrency_rules)
+    types = [*TYPES, *(SLOT_TYPES if slots else ()), Checks]
+    (_, schemas) = msgspec.json.schema_components(types, ref_template=REF)
     for name in ("Check", "WaitingCheck"):
         properties = schemas[name]["properties"]
-        _given(properties["rule"])["enum"] = list(state.rule_set.rules)
+        without_null(properties["rule"])["enum"] = [name for name in state.rule_set.rules if name not in slots]
         most = max(rule.capacity for rule in state.rule_set.compiled())
         permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1, "description": "how many to spend"}
         properties["permits"]["anyOf"] = [permits, {"type": "null"}]
-    _given(schemas["WaitingCheck"]["properties"]["wait"])["maximum"] = state.settings.max_wait
+    without_null(schemas["WaitingCheck"]["properties"]["wait"])["maximum"] = state.settings.max_wait
     return {
         "openapi": "3.1.0",
         "info": {
@@ -59,7 +71,9 @@ def describe(state: State) -> dict[str, Any]:
             "description": "A rate limiter for everything that speaks HTTP. Whole seconds are rounded up.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "paths": _paths(schemas) | (_envoy_paths() if state.envoy else {}),
+        "paths": _paths(schemas, slots)
+        | (_slot_paths(state, schemas) if slots else {})
+        | (_envoy_paths() if state.envoy else {}),
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -68,84 +82,115 @@ def describe(state: State) -> dict[str, Any]:
     }
 
 
-def _given(field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of *field* without null, which a query cannot express."""
-    given: dict[str, Any] = field["anyOf"][0]
-    return given
-
-
-def _paths(schemas: dict[str, Any]) -> dict[str, Any]:
-    query = _parameters(schemas["WaitingCheck"])
+def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
+    query = parameters(schemas["WaitingCheck"])
     plain = [parameter for parameter in query if parameter["name"] != "wait"]
-    looking = [_at_least_0(parameter) if parameter["name"] == "permits" else parameter for parameter in plain]
-    answer, denied = _answer("granted"), _answer("denied; nothing was spent", "Retry-After")
-    check = {"200": answer, "429": denied, **_problems(400, 401, 403, 414, 503)}
-    posted = {**check, **_problems(408, 413, 415)}
+    looking = [at_least_0(parameter) if parameter["name"] == "permits" else parameter for parameter in plain]
+    resetting = [parameter for parameter in plain if parameter["name"] != "permits"]
+    answer, denied = decided("granted"), decided("denied; nothing was spent", "Retry-After")
+    found = answer
+    if slots:  # remaining and reset are for rules of both kinds
+        looking, resetting = (with_values(given, "rule", slots) for given in (looking, resetting))
+        found = answer | one_of("Answer", "SlotAnswer")
+    check = {"200": answer, "429": denied, **problems(400, 401, 403, 414, 503)}
+    posted = {**check, **problems(408, 413, 415)}
     allowed = {"200": {"description": "allowed", "headers": answer["headers"]}}
-    refused = _json(_TEXTS[429], "Problem", "application/problem+json") | {"headers": denied["headers"]}
-    asked = {**allowed, "429": refused, **_problems(400, 401, 403, 404, 503)}
-    to_403 = {**allowed, "403": refused, **_problems(400, 401, 404, 503)}
-    named = [_rule_in_path(schemas["Check"])]
+    refused = json_content(TEXTS[429], "Problem", "application/problem+json") | {"headers": denied["headers"]}
+    asked = {**allowed, "429": refused, **problems(400, 401, 403, 404, 503)}
+    to_403 = {**allowed, "403": refused, **problems(400, 401, 404, 503)}
+    named = [rule_in_path(schemas["Check"])]
     return {
         "/api/v1/rate-limit/check": {
-            "get": _operation("check", "Spend permits", check, query, tag="limits"),
-            "post": _operation(
+            "get": operation("check", "Spend permits", check, query, tag="limits"),
+            "post": operation(
                 "checkByPost", "The same; a query as of GET works too", posted, [], "WaitingCheck", "limits", False
             ),
-            "head": _operation(
-                "checkHead", "The head of the answer, nothing spent", _headless(check), query, None, "limits"
+            "head": operation(
+                "checkHead", "The head of the answer, nothing spent", without_bodies(check), query, None, "limits"
             ),
         },
         "/api/v1/rate-limit/remaining": {
-            "get": _operation(
+            "get": operation(
                 "remaining",
                 "What is left, nothing spent",
-                {"200": answer, **_problems(400, 401, 403, 414, 503)},
+                {"200": found, **problems(400, 401, 403, 414, 503)},
                 looking,
                 tag="limits",
             )
         },
         "/api/v1/rate-limit/reset": {
-            "delete": _operation(
+            "delete": operation(
                 "reset",
                 "Forget a key (scope admin)",
-                {"200": answer, **_problems(400, 401, 403, 414, 503)},
-                [parameter for parameter in plain if parameter["name"] != "permits"],
+                {"200": found, **problems(400, 401, 403, 414, 503)},
+                resetting,
                 tag="limits",
             )
         },
         "/api/v1/rate-limit/check/batch": {
-            "post": _operation(
+            "post": operation(
                 "batch",
                 "Many checks, each on its own, answered in order",
-                {"200": _list_of_answers(), **_problems(400, 401, 403, 408, 413, 414, 415, 503)},
+                {"200": list_of_answers(), **problems(400, 401, 403, 408, 413, 414, 415, 503)},
                 [],
                 "batch",
                 "limits",
             )
         },
         "/api/v1/rate-limit/forward/{rule}": {
-            "get": _operation(
+            "get": operation(
                 "forward", "Answer to a proxy; any method, the query is ignored", asked, named, tag="limits"
             ),
-            "post": _operation("forwardByPost", "The same", asked, named, tag="limits"),
+            "post": operation("forwardByPost", "The same", asked, named, tag="limits"),
         },
         "/api/v1/rate-limit/forward/{rule}/403": {
-            "get": _operation("forwardTo403", "The same; a denial is a 403, for nginx", to_403, named, tag="limits")
+            "get": operation("forwardTo403", "The same; a denial is a 403, for nginx", to_403, named, tag="limits")
         },
-        "/actuator/prometheus": {"get": _operation("prometheus", "Metrics", _text("metrics"), tag="operation")},
-        "/metrics": {"get": _operation("metrics", "The same", _text("metrics"), tag="operation")},
-        "/actuator/health": {"get": _operation("health", "The service and its store", _health(), tag="operation")},
+        "/actuator/prometheus": {"get": operation("prometheus", "Metrics", plain_text("metrics"), tag="operation")},
+        "/metrics": {"get": operation("metrics", "The same", plain_text("metrics"), tag="operation")},
+        "/actuator/health": {"get": operation("health", "The service and its store", health_status(), tag="operation")},
         "/actuator/health/liveness": {
-            "get": _operation("liveness", "Whether the process answers", _health(), tag="operation")
+            "get": operation("liveness", "Whether the process answers", health_status(), tag="operation")
         },
         "/actuator/health/readiness": {
-            "get": _operation("readiness", "Whether it should get traffic", _health(), tag="operation")
+            "get": operation("readiness", "Whether it should get traffic", health_status(), tag="operation")
         },
         "/actuator/info": {
-            "get": _operation(
-                "info", "Version, store, rules", {"200": _object("info"), **_problems(401, 403)}, tag="operation"
+            "get": operation(
+                "info", "Version, store, rules", {"200": any_object("info"), **problems(401, 403)}, tag="operation"
             )
+        },
+    }
+
+
+def _slot_paths(state: State, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Acquire, renew and release, which are there with rules that limit concurrency."""
+    rules = state.rule_set.concurrency_rules
+    properties = schemas["SlotRequest"]["properties"]
+    most = max(max(each.limit for each in (rule, *(rule.overrides or {}).values())) for rule in rules.values())
+    slots = {"type": "integer", "minimum": 1, "maximum": most, "default": 1, "description": "how many slots to take"}
+    properties["permits"]["anyOf"] = [slots, {"type": "null"}]
+    taking = required(with_values(parameters(schemas["SlotRequest"]), "rule", list(rules)), "rule")
+    holding = required(with_values(parameters(schemas["SlotLease"]), "rule", list(rules)), "rule", "lease")
+    limits = ("X-RateLimit-Limit", "X-RateLimit-Remaining")
+    acquired = decided("a slot was taken", name="SlotAnswer", headers=limits)
+    full = decided("all slots are in use; none was taken", "Retry-After", name="SlotAnswer", headers=limits)
+    errors = problems(400, 401, 403, 408, 413, 414, 415, 503)
+    lease = json_content("the lease", "LeaseAnswer")
+    summaries = {
+        "acquire": "Take slots on lease; the query may also be a JSON object in the body",
+        "renew": "Start the time of a lease again",
+        "release": "End a lease; `released` says whether it was there",
+    }
+    released = {"200": lease, **errors}
+    taken = {"200": acquired, "429": full, **errors, **problems(409)}
+    renewed = {"200": lease, **errors, "404": problems(404)["404"] | {"description": "there is no such lease"}}
+    return {
+        "/api/v1/rate-limit/acquire": {"post": operation("acquire", summaries["acquire"], taken, taking, tag="slots")},
+        "/api/v1/rate-limit/renew": {"post": operation("renew", summaries["renew"], renewed, holding, tag="slots")},
+        "/api/v1/rate-limit/release": {
+            "post": operation("release", summaries["release"], released, holding, tag="slots"),
+            "delete": operation("releaseByDelete", "The same", released, holding, tag="slots"),
         },
     }
 
@@ -181,94 +226,8 @@ def _envoy_paths() -> dict[str, Any]:
         "required": ["domain", "descriptors"],
         "additionalProperties": False,
     }
-    answered = {"200": _object("within the limits"), "429": _object("over a limit")}
-    operation = _operation("json", "A call of Envoy's rate-limit service as JSON", answered, tag="limits")
-    operation["responses"] |= _problems(400, 401, 403, 408, 413, 414, 503)
-    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
-    return {"/json": {"post": operation}}
-
-
-def _operation(
-    name: str,
-    summary: str,
-    responses: dict[str, Any],
-    parameters: list[dict[str, Any]] | None = None,
-    body: str | None = None,
-    tag: str = "",
-    required: bool = True,
-) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": name, "summary": summary, "tags": [tag], "responses": responses}
-    if parameters:
-        operation["parameters"] = parameters
-    if body:
-        array = {"type": "array", "items": _ref("Check"), "maxItems": 1000}
-        schema = array if body == "batch" else _ref(body)
-        operation["requestBody"] = {"required": required, "content": {"application/json": {"schema": schema}}}
-    return operation
-
-
-def _parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The fields of a struct as parameters of a query."""
-    parameters = []
-    for name, nullable in schema["properties"].items():
-        field = _given(nullable)
-        kept = {key: value for key, value in field.items() if key != "description"}
-        parameter = {"name": name, "in": "query", "schema": kept, "description": field.get("description", "")}
-        parameters.append(parameter | {"required": name in schema.get("required", [])})
-    return parameters
-
-
-def _rule_in_path(schema: dict[str, Any]) -> dict[str, Any]:
-    names = {"type": "string", "enum": _given(schema["properties"]["rule"])["enum"]}
-    why = "a rule whose key has no part `key`"
-    return {"name": "rule", "in": "path", "schema": names, "description": why, "required": True}
-
-
-def _at_least_0(parameter: dict[str, Any]) -> dict[str, Any]:
-    return parameter | {"schema": parameter["schema"] | {"minimum": 0}}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": _REF.format(name=name)}
-
-
-def _json(text: str, name: str, kind: str = "application/json") -> dict[str, Any]:
-    return {"description": text, "content": {kind: {"schema": _ref(name)}}}
-
-
-def _answer(text: str, *more: str) -> dict[str, Any]:
-    headers = {name: {"description": why, "schema": {"type": kind}} for name, (why, kind) in _RATE_HEADERS.items()}
-    for name in more:
-        headers[name] = {"description": "seconds, at least 1", "schema": {"type": "integer", "minimum": 1}}
-    return _json(text, "Answer") | {"headers": headers}
-
-
-def _list_of_answers() -> dict[str, Any]:
-    schema = {"type": "array", "items": _ref("Answer")}
-    return {"description": "the answers", "content": {"application/json": {"schema": schema}}}
-
-
-def _problems(*statuses: int) -> dict[str, Any]:
-    return {str(status): _json(_TEXTS[status], "Problem", "application/problem+json") for status in statuses}
-
-
-def _text(text: str) -> dict[str, Any]:
-    found = {"description": text, "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {"200": found, **_problems(401, 403)}
-
-
-def _object(text: str) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
-
-
-def _health() -> dict[str, Any]:
-    status = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
-    content = {"application/json": {"schema": status}}
-    return {"200": {"description": "UP", "content": content}, "503": {"description": "not UP", "content": content}}
-
-
-def _headless(responses: dict[str, Any]) -> dict[str, Any]:
-    return {
-        status: {key: value for key, value in response.items() if key != "content"}
-        for status, response in responses.items()
-    }
+    answered = {"200": any_object("within the limits"), "429": any_object("over a limit")}
+    call = operation("json", "A call of Envoy's rate-limit service as JSON", answered, tag="limits")
+    call["responses"] |= problems(400, 401, 403, 408, 413, 414, 503)
+    call["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
+    return {"/json": {"post": call}}

@@ -107,6 +107,29 @@ class BodyReader:
                 raise HTTPError(503, "too many bodies are being read at once; try again", ("retry-after", "1"))
 
 
+async def query_and_body(
+    bodies: BodyReader, scope: Scope, protocol: HTTPProtocol, type: type[msgspec.Struct], form: str
+) -> dict[str, Any]:
+    """The parameters of a POST: in the query, in the body, or in both; *type* has a field for each.
+
+    A value of the query is a text; one of the body has the type of its field.
+    """
+    asked: dict[str, Any] = parse_query(scope.query_string, frozenset(type.__struct_fields__))
+    if raw := await bodies.read(scope, protocol):
+        sent = parse_json(scope, raw, type, form)
+        given = {name: value for name in sent.__struct_fields__ if (value := getattr(sent, name)) is not None}
+        if both := asked.keys() & given.keys():
+            raise HTTPError(400, f"{', '.join(sorted(both))} is in the query and in the body; give it once")
+        asked |= given
+    return asked
+
+
+def parse_permits(asked: dict[str, Any]) -> int:
+    """The permits among the parameters of a request, 1 if there are none."""
+    permits = asked.get("permits", 1)
+    return parse_integer("permits", permits) if isinstance(permits, str) else int(permits)
+
+
 def parse_json(scope: Scope, raw: bytes, type: Any, form: str) -> Any:
     """*raw*, the body of a request, as *type*; *form* is shown in errors as an example of what would be right."""
     kind = scope.headers.get("content-type", "application/json").partition(";")[0].strip().lower()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
+from headgate.service.concurrency_rules import ConcurrencyRule
 from headgate.service.forwarded import PARTS, forwarded_part
+from headgate.service.keyed_rule import KeyedRule
 from headgate.service.problem import HTTPError
 from headgate.service.rsgi import RequestHeaders, Scope
 from headgate.service.rules import CompiledRule
@@ -15,6 +17,8 @@ from headgate.web.client_ip import ClientIP, IPAddress
 
 if TYPE_CHECKING:
     from headgate.service.app import State
+
+AnyRule = TypeVar("AnyRule", CompiledRule, ConcurrencyRule)
 
 
 def is_unreadable(headers: RequestHeaders, name: str) -> bool:
@@ -47,7 +51,24 @@ def resolve_request(
 
     *unreadable* stands for a header of the key that cannot be read; without it that is an error.
     """
-    rule = state.rule_set.get(rule_name, algorithm)
+    return _resolved(state, scope, state.rule_set.get(rule_name, algorithm), given_key, unreadable)
+
+
+def resolve_slots(
+    state: State, scope: Scope, rule_name: str | None, given_key: str | None
+) -> tuple[ConcurrencyRule, str, bool]:
+    """The same for a request about slots. The key is checked."""
+    found = _resolved(state, scope, state.rule_set.concurrency(rule_name), given_key)
+    try:
+        check_key(found[1])
+    except InvalidKey as error:
+        raise HTTPError(400, str(error)) from None
+    return found
+
+
+def _resolved(
+    state: State, scope: Scope, rule: AnyRule, given_key: str | None, unreadable: str = ""
+) -> tuple[AnyRule, str, bool]:
     key = _key(state, scope, rule, given_key, unreadable)
     if rule.exempt_keys is not None and rule.is_exempt(key, _address(state, scope)):
         return rule, key, True
@@ -65,7 +86,17 @@ def keys_to_reset(
     send them, or a joined key as responses show it. If it could be either, both are reset: the client cannot see
     which of the two a 200 was about.
     """
-    rule = state.rule_set.get(rule_name, algorithm)
+    return _keys_to_reset(state, scope, state.rule_set.get(rule_name, algorithm), given_key)
+
+
+def slots_to_reset(
+    state: State, scope: Scope, rule_name: str, given_key: str | None
+) -> list[tuple[ConcurrencyRule, str]]:
+    """The same for a rule that limits concurrency."""
+    return _keys_to_reset(state, scope, state.rule_set.concurrency(rule_name), given_key)
+
+
+def _keys_to_reset(state: State, scope: Scope, rule: AnyRule, given_key: str | None) -> list[tuple[AnyRule, str]]:
     parts = len(rule.key_parts or ())
     keys = [given_key] if given_key is not None and (parts == 1 or given_key.count("|") == parts - 1) else []
     try:
@@ -77,7 +108,7 @@ def keys_to_reset(
     return [(rule.overrides.get(key, rule) if rule.overrides else rule, key) for key in dict.fromkeys(keys)]
 
 
-def _key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None, unreadable: str = "") -> str:
+def _key(state: State, scope: Scope, rule: KeyedRule, given_key: str | None, unreadable: str = "") -> str:
     if rule.key_parts is not None:
         return _joined_key(state, scope, rule, given_key, unreadable)
     return state.client_ip.key(scope.client, scope.headers) if given_key is None else given_key
@@ -87,7 +118,7 @@ def _address(state: State, scope: Scope) -> Callable[[], IPAddress | None]:
     return lambda: state.client_ip.address(scope.client, scope.headers)
 
 
-def _joined_key(state: State, scope: Scope, rule: CompiledRule, given_key: str | None, unreadable: str) -> str:
+def _joined_key(state: State, scope: Scope, rule: KeyedRule, given_key: str | None, unreadable: str) -> str:
     """The key of a rule with several parts, joined with `|`; a `|` inside a part is percent-encoded."""
     values = []
     for part in rule.key_parts or ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Protocol
@@ -197,13 +197,17 @@ class Delivery:
 
     def watch(self, protocol: HTTPProtocol, charges: Sequence[Charge]) -> None:
         """Refund *charges* if the client of *protocol* leaves. Call this before the response."""
+        self.undo_if_dropped(protocol, lambda: _refund(charges))
+
+    def undo_if_dropped(self, protocol: HTTPProtocol, undo: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run *undo* if the client of *protocol* leaves. Call this before the response."""
         dropped = asyncio.ensure_future(protocol.client_disconnect())
         timer = asyncio.get_running_loop().call_later(DROP_NOTICE, dropped.cancel)
 
         def noticed(dropped: asyncio.Future[None]) -> None:
             timer.cancel()
             if not dropped.cancelled() and not dropped.exception():
-                refund = asyncio.ensure_future(_refund(charges))
+                refund = asyncio.ensure_future(undo())
                 self._refunds.add(refund)
                 refund.add_done_callback(self._refunds.discard)
 

@@ -15,19 +15,21 @@ from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import check_algorithm
+from headgate.service.concurrency_rules import ACQUIRE, ConcurrencyRule, open_slots
 from headgate.service.hybrid_rules import HybridLimiters
 from headgate.service.hybrid_settings import LEASED, accuracy_of
+from headgate.service.keyed_rule import KeyedRule
 from headgate.service.problem import HTTPError
-from headgate.service.settings import Quotas, RuleSettings, Settings, quotas_for, resolve_plan
-from headgate.service.shared_counters import SLOT_WORDS, TIMING_WORDS, SharedCounters
+from headgate.service.settings import Quotas, RuleSettings, Settings, quota_overrides, quotas_for, resolve_plan
+from headgate.service.shared_counters import SharedCounters
 from headgate.stores.base import Store, is_in_process
-from headgate.web.client_ip import IPAddress, IPNetwork, in_networks, parse_network
 from headgate.web.headers import policy_header, policy_names, recovery_us
 
 ALGORITHM_NAMES = tuple(ALGORITHMS)
+CHECK = "spend from it with /api/v1/rate-limit/check or the command HEADGATE.CHECK"
 
 
-class CompiledRule:
+class CompiledRule(KeyedRule):
     """One rule under one algorithm: its limiter, its counters, and the parts of its responses that do not change.
 
     `take_now` and `peek_now` decide without awaiting; they are None on a store that needs a round trip. `take_leased`,
@@ -38,17 +40,9 @@ class CompiledRule:
         "algorithm",
         "capacity",
         "cost",
-        "exempt_keys",
-        "exempt_networks",
-        "json_end",
         "json_middle",
-        "key_only",
-        "key_parts",
-        "label",
         "limit_header",
         "limiter",
-        "name",
-        "on_store_error",
         "overrides",
         "paces",
         "peek_now",
@@ -56,11 +50,8 @@ class CompiledRule:
         "policy_names",
         "quotas",
         "recoveries",
-        "shadow",
-        "slot",
         "take_leased",
         "take_now",
-        "timing",
     )
 
     def __init__(
@@ -73,10 +64,9 @@ class CompiledRule:
         slot: int,
         hybrids: HybridLimiters | None = None,
     ) -> None:
-        self.name = name
+        super().__init__(name, algorithm, settings, slot)
         self.algorithm = check_algorithm(algorithm)
-        self.label = algorithm.upper()
-        self.on_store_error = policy = settings.on_store_error
+        policy = settings.on_store_error
         accuracy = accuracy_of(settings.hybrid)
         self.limiter: AsyncLimiter
         self.take_leased: Callable[[str, int], Decision | Awaitable[Decision]] | None = None
@@ -94,7 +84,6 @@ class CompiledRule:
         self.capacity = self.limiter.rule.capacity
         self.limit_header = ("x-ratelimit-limit", str(self.capacity))
         self.json_middle = f',"algorithm":"{self.label}","limit":'
-        self.json_end = "}" if name == "default" else f',"rule":"{name}"}}'
         own = self.limiter.rule.quotas
         self.policy = policy_header(name, own)
         names = zip(own, policy_names(name, own), strict=True)
@@ -102,25 +91,13 @@ class CompiledRule:
         # of several quotas, by capacity: the time until the one that binds is as good as new, at the latest
         slowest_last = sorted(own, key=recovery_us) if len(own) > 1 else []
         self.recoveries = {quota.capacity: recovery_us(quota) for quota in slowest_last}
-        self.key_parts = None if settings.key == ["key"] else [part.lower() for part in settings.key]
         self.paces = self.algorithm == "leaky_bucket" and len(own) == 1  # a check that waits gets a place in time
         self.cost = settings.cost
-        self.shadow = settings.shadow
-        networks = [found for text in settings.exempt if (found := _network(text))]
-        self.exempt_networks: Sequence[IPNetwork] | None = networks or None
-        self.exempt_keys = frozenset(settings.exempt) or None
-        self.key_only = self.key_parts is None and self.exempt_keys is None  # the key alone decides
         self.overrides: dict[str, CompiledRule] | None = None
-        self.slot = slot * SLOT_WORDS
-        # where the times of denied checks begin; those of allowed checks follow
-        self.timing = 2 * ALGORITHM_NAMES.index(algorithm) * TIMING_WORDS
 
-    def is_exempt(self, key: str, address: Callable[[], IPAddress | None]) -> bool:
-        """Whether *key*, or the client that sends it, is always allowed."""
-        if self.exempt_keys is not None and key in self.exempt_keys:
-            return True
-        client = address() if self.exempt_networks is not None else None
-        return client is not None and in_networks(client, self.exempt_networks or ())
+    def info(self) -> dict[str, Any]:
+        """How /actuator/info shows it."""
+        return {"algorithm": self.label, "quotas": self.quotas}
 
 
 Charge = tuple[CompiledRule, str, int]  # a key, and the permits that a check spent of it
@@ -138,17 +115,32 @@ class RuleSet:
         self._counters = counters
         self.rules = {"default": RuleSettings(), **settings.rules}
         self._compiled: dict[tuple[str | None, str | None], CompiledRule] = {}
+        self.concurrency_rules = self._compile_concurrency()
         if self.rules["default"].quotas is None or isinstance(self.rules["default"].quotas, dict):
             for algorithm in ALGORITHM_NAMES:
                 with suppress(HTTPError):  # an override with a burst fits no window: a request for it gets the error
                     self.get(None, algorithm.upper())
         for name in self.rules:
-            self.get(name, None)
+            if name not in self.concurrency_rules:
+                self.get(name, None)
 
     def get(self, name: str | None, algorithm: str | None) -> CompiledRule:
         """The rule for *name* and *algorithm* as a request spells them; raises `HTTPError`."""
         found = self._compiled.get((name, algorithm))
         return found or self._resolve(name, algorithm)
+
+    def concurrency(self, name: str | None) -> ConcurrencyRule:
+        """The rule that limits concurrency under this name; raises `HTTPError`."""
+        found = self.concurrency_rules.get(name or "")
+        if found is not None:
+            return found
+        known = ", ".join(list(self.concurrency_rules)[:20]) or "none; a rule needs concurrency = 20 in the file"
+        if name is None:
+            raise HTTPError(400, f"give rule=NAME; rules with concurrency are: {known}")
+        if name in self.rules:
+            why = f"rule {name!r} has quotas and no slots; {CHECK}"
+            raise HTTPError(400, f"{why}. Rules with concurrency are: {known}")
+        raise HTTPError(400, f"unknown rule {name!r:.80}; rules with concurrency are: {known}")
 
     def compiled(self) -> list[CompiledRule]:
         """Every rule that was compiled so far."""
@@ -172,8 +164,8 @@ class RuleSet:
         """The rules as /actuator/info shows them."""
         shown = []
         for name, settings in self.rules.items():
-            rule = self.get(name, None)
-            entry: dict[str, Any] = {"rule": name, "algorithm": rule.label, "quotas": rule.quotas}
+            slots = self.concurrency_rules.get(name)
+            entry = {"rule": name} | (slots.info() if slots else self.get(name, None).info())
             if settings.shadow:
                 entry["shadow"] = True
             if accuracy := accuracy_of(settings.hybrid):
@@ -186,6 +178,8 @@ class RuleSet:
         if name not in self.rules:
             known = ", ".join(list(self.rules)[:20])
             raise HTTPError(400, f"unknown rule {name!r:.80}; known are {known}")
+        if name in self.concurrency_rules:
+            raise HTTPError(400, f"rule {name!r} limits concurrency, so a check holds nothing; {ACQUIRE}")
         algorithm = (self.rules[name].algorithm if given_algorithm is None else given_algorithm).lower()
         if algorithm not in ALGORITHMS:
             known = ", ".join(known.upper() for known in ALGORITHM_NAMES)
@@ -198,16 +192,26 @@ class RuleSet:
                 self._compiled[given_name, spelling] = rule
         return rule
 
+    def _compile_concurrency(self) -> dict[str, ConcurrencyRule]:
+        chosen = {name: rule for name, rule in self.rules.items() if rule.concurrency is not None}
+        if not chosen:
+            return {}
+        slots = open_slots(self._store, self._settings)
+        return {
+            name: ConcurrencyRule(name, rule, slots, self._counters.slot(f"{name} {ConcurrencyRule.LABEL}"))
+            for name, rule in chosen.items()
+        }
+
     def _compile(self, name: str, algorithm: str) -> CompiledRule:
         settings = self.rules[name]
         slot = self._counters.slot(f"{name} {algorithm.upper()}")
         try:
             quotas = quotas_for(name, settings, algorithm)
             rule = CompiledRule(name, algorithm, settings, quotas, self._store, slot, self._hybrids)
-            if settings.overrides:
+            if overrides := quota_overrides(settings):
                 rule.overrides = {}
                 by_quotas: dict[str, CompiledRule] = {}  # many keys share few plans
-                for key, override in settings.overrides.items():
+                for key, override in overrides.items():
                     override = resolve_plan(override, self._settings.plans)
                     text = str(override)
                     if text not in by_quotas:
@@ -218,10 +222,3 @@ class RuleSet:
         except ValueError as error:  # a burst under a window: the file was checked with the rule's own algorithm
             raise HTTPError(400, f"rule {name!r} cannot be applied as {algorithm.upper()}: {error}") from None
         return rule
-
-
-def _network(text: str) -> IPNetwork | None:
-    try:
-        return parse_network(text)
-    except ValueError:
-        return None  # a key

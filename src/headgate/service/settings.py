@@ -16,6 +16,12 @@ from msgspec import Meta
 from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
+from headgate.service.concurrency_settings import (
+    Concurrency,
+    LeaseSeconds,
+    concurrency_problems,
+    concurrency_store_refusal,
+)
 from headgate.service.envoy_settings import Counting, EnvoyRuleSettings, EnvoySettings, problems
 from headgate.service.hybrid_settings import Accuracy, HybridSettings, rule_refusal, store_refusal
 from headgate.stores.base import SCHEMES, scheme_of
@@ -34,6 +40,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 PORTS = ("port", "resp_port", "grpc_port")
 QuotaText = Annotated[str, Meta(description="'100/minute', '80/10 minutes', '10/second burst 100'")]
 Quotas = QuotaText | list[QuotaText]
+Override = Quotas | Concurrency
 HeaderName = Annotated[str, Meta(pattern="^[A-Za-z0-9-]+$")]
 Policy = Literal["allow", "deny", "local", "raise"]
 Header = Literal["x-forwarded-for", "x-real-ip", "forwarded"]
@@ -72,7 +79,12 @@ class RuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         Meta(description="on Redis: decide from leases, most checks without a round trip; true, or { accuracy = ... }"),
     ] = False
     shadow: Annotated[bool, Meta(description="decide and count, but always allow")] = False
-    overrides: Annotated[dict[str, Quotas], Meta(description="other quotas, or a plan's name, for single keys")] = {}
+    concurrency: Concurrency | None = None
+    lease: LeaseSeconds | None = None
+    overrides: Annotated[
+        dict[str, Override],
+        Meta(description="other quotas, or a plan's name, for single keys; other numbers with concurrency"),
+    ] = {}
     exempt: Annotated[list[Text], Meta(description="keys, and networks of clients, that are always allowed")] = []
 
 
@@ -192,6 +204,8 @@ def explain(path: tuple[str | int, ...], why: str) -> str:
     more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
     if "`bool`" in why:
         more = "; write true or false"
+    if path[-1:] == ("concurrency",) and "got" in why:
+        more = "; write a number of slots, for example concurrency = 20"
     if path[-1:] == ("hybrid",):
         more = '; write true, false or { accuracy = "medium" }'
     return why[:1].lower() + why[1:] + more
@@ -245,11 +259,16 @@ def check(settings: Settings) -> None:
 
 
 def check_store_of_rules(settings: Settings) -> None:
-    """Refuse hybrid rules on a store without leases. Not part of `check`: a file may leave the store to others."""
-    why = store_refusal(settings.store)
+    """Refuse hybrid rules, and concurrency, on a store that cannot keep their leases.
+
+    This is not part of `check`: a file may leave the store to others.
+    """
+    why, why_no_slots = store_refusal(settings.store), concurrency_store_refusal(settings)
     for name, rule in settings.rules.items():
         if rule.hybrid and why:
             raise BadSetting(("rules", name, "hybrid"), why)
+        if rule.concurrency and why_no_slots:
+            raise BadSetting(("rules", name, "concurrency"), why_no_slots)
 
 
 def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dict[str, Quotas]) -> None:
@@ -257,8 +276,23 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
     if kind not in ALGORITHMS:
         why = f"unknown algorithm {rule.algorithm!r:.40}; use one of {', '.join(ALGORITHMS)}"
         raise BadSetting((*path, "algorithm"), why)
+    for place, why in concurrency_problems(name, rule):
+        raise BadSetting((*path, *place), why)
+    if rule.concurrency is None:
+        _check_quotas(path, name, rule, plans, kind)
+    for i, text in enumerate(rule.exempt):
+        if is_network(text):
+            _try((*path, "exempt", i), parse_network, text)
+    for i, part in enumerate(rule.key):
+        if part not in KEY_PARTS and not re.fullmatch("header:[A-Za-z0-9-]+", part):
+            why = f"{part!r:.40} is no part of a key; use {', '.join(KEY_PARTS)} or header:NAME"
+            raise BadSetting((*path, "key", i), why)
+    assert rule.on_store_error in POLICIES
+
+
+def _check_quotas(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dict[str, Quotas], kind: str) -> None:
     if rule.quotas is None and name != "default":
-        raise BadSetting(path, 'a rule needs quotas, for example quotas = "100/minute"')
+        raise BadSetting(path, 'a rule needs quotas, for example quotas = "100/minute", or concurrency = 20')
     if isinstance(rule.quotas, dict):
         for family, quotas in rule.quotas.items():
             if family not in ("bucket", "window"):
@@ -267,7 +301,7 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
             own = BUCKETS[0] if family == "bucket" else "sliding_window"
             _try((*path, "quotas", family), Rule, quotas, own, name)
     made = [_try((*path, "quotas"), lambda: Rule(quotas_for(name, rule, kind), kind, name))]
-    for key, quotas in rule.overrides.items():
+    for key, quotas in quota_overrides(rule).items():
         _check_override((*path, "overrides", key), quotas, plans)
         made.append(_try((*path, "overrides", key), Rule, resolve_plan(quotas, plans), kind, name))
     if rule.hybrid:
@@ -280,14 +314,6 @@ def _check_rule(path: tuple[str, ...], name: str, rule: RuleSettings, plans: dic
                 raise BadSetting(place, why)
     if rule.cost > (least := min(one.capacity for one in made)):
         raise BadSetting((*path, "cost"), f"{rule.cost} is above the capacity of {least}: no check could be allowed")
-    for i, text in enumerate(rule.exempt):
-        if is_network(text):
-            _try((*path, "exempt", i), parse_network, text)
-    for i, part in enumerate(rule.key):
-        if part not in KEY_PARTS and not re.fullmatch("header:[A-Za-z0-9-]+", part):
-            why = f"{part!r:.40} is no part of a key; use {', '.join(KEY_PARTS)} or header:NAME"
-            raise BadSetting((*path, "key", i), why)
-    assert rule.on_store_error in POLICIES
 
 
 def _check_override(path: tuple[str, ...], quotas: Quotas, plans: dict[str, Quotas]) -> None:
@@ -319,6 +345,11 @@ def quotas_for(name: str, rule: RuleSettings, kind: str) -> Quotas:
             raise ValueError(f"its quotas have no {family}, which {kind} needs")
         return rule.quotas.get(family, defaults[family])
     return defaults[family] if rule.quotas is None else rule.quotas
+
+
+def quota_overrides(rule: RuleSettings) -> dict[str, Quotas]:
+    """The overrides of a rule with quotas."""
+    return {key: override for key, override in rule.overrides.items() if not isinstance(override, int)}
 
 
 def resolve_plan(quotas: Quotas, plans: dict[str, Quotas]) -> Quotas:

@@ -19,16 +19,17 @@ from headgate.algorithms import ALGORITHMS
 COUNTERS_FILE = "counters"
 
 # Slots: what happened under one rule and algorithm.
-ALLOWED, DENIED, DEGRADED, SHADOW, NEAR, UNANSWERED = range(6)
+ALLOWED, DENIED, DEGRADED, SHADOW, NEAR, UNANSWERED, RELEASED = range(7)
 SLOT_WORDS = 8
 SLOTS = 2048
 OTHERS = "others ALL"  # rule and algorithm of the last slot, which all share that come when the others are taken
 
-# Timings: one for each algorithm and outcome.
+# Timings: one for each kind of rule and outcome.
+KINDS = (*ALGORITHMS, "concurrency")
 BOUNDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)  # seconds
 TIMING_WORDS = 16  # the sum in nanoseconds, then counts: one per bound, those above the last bound, those not timed
 WAITED = 2 + len(BOUNDS)
-TIMINGS = 2 * len(ALGORITHMS)
+TIMINGS = 2 * len(KINDS)
 
 # Gauges: the state of a worker, updated once a second.
 PID, KEYS, BREAKER_OPEN, BREAKER_OPENED, RELOADS, RELOADS_FAILED, RELOAD_OK, RELOADED_AT, PROBLEMS, REPORT = range(10)

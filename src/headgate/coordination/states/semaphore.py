@@ -1,7 +1,7 @@
 """The state of a semaphore: its leases, each with an end and a weight, and the ids that were released lately.
 
-Each acquisition has a lease id of its own, which its caller chose. The leases of a state weigh *limit* together at most;
-the limit is an argument of each call, so that a change of it needs no change of the state: under a lower limit nothing
+Each acquisition has a lease id of its own, which its caller chose. The leases of a state weigh *limit* together at
+most. The limit is an argument of each call, so a change of it needs no change of the state: under a lower limit nothing
 is granted until enough leases are gone.
 
 acquire  grants a lease of *weight* to *id* if there is room. Replies with granted, used and wait; used is the weight of

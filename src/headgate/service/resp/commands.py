@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headgate.service.resp import checks, session
-from headgate.service.resp.checks import LaterReply
+from headgate.service.resp import checks, session, slots
+from headgate.service.resp.replies import LaterReply
 from headgate.service.resp.session import unknown
 from headgate.service.resp.throttle import throttle
 from headgate.service.resp.wire import NOT_AUTHENTICATED, Command
@@ -23,6 +23,9 @@ LIMITING: dict[bytes, CommandFunction] = {
     b"HEADGATE.CHECK": checks.check,
     b"HEADGATE.PEEK": checks.peek,
     b"HEADGATE.RESET": checks.reset,
+    b"HEADGATE.ACQUIRE": slots.acquire,
+    b"HEADGATE.RENEW": slots.renew,
+    b"HEADGATE.RELEASE": slots.release,
 }
 OPEN: dict[bytes, CommandFunction] = {
     b"AUTH": session.auth,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.quota import Quota
-from headgate.service.resp.checks import LaterReply, key_text
+from headgate.service.resp.replies import LaterReply, key_text
 from headgate.service.resp.wire import Command, error
 from headgate.service.responses import record, store_unavailable
 from headgate.service.rules import CompiledRule

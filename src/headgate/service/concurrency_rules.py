@@ -1,0 +1,144 @@
+"""Rules that limit concurrency: slots that clients hold on lease, in the store of the service.
+
+The slots of one key under one rule are a semaphore (see `headgate.coordination.states.semaphore`), in memory or in
+Redis. The limit goes with each call, so leases outlive a reload of the rules. When the store does not answer, the
+rule's `on_store_error` does:
+
+allow   an acquire and a renewal are granted, and nothing is held
+deny    an acquire is denied; a renewal and a release are errors
+local   a semaphore of this worker decides, and goes on to know the leases that it granted
+raise   all are errors
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+from headgate.coordination.backend import CoordinationBackend, MemoryStates, open_backend
+from headgate.coordination.states.machine import Operation
+from headgate.coordination.states.semaphore import SEMAPHORE
+from headgate.errors import StoreUnavailable
+from headgate.keys import digest
+from headgate.service.concurrency_settings import DEFAULT_LEASE
+from headgate.service.keyed_rule import KeyedRule
+from headgate.service.settings import RuleSettings, Settings
+from headgate.stores.base import StateStore, Store, StoreHealth, kind_of
+
+ACQUIRE = "take a slot with POST /api/v1/rate-limit/acquire or the command HEADGATE.ACQUIRE"
+DENIED_FOR = 1_000_000  # microseconds after which to ask again when the store does not answer
+DEFAULT_PREFIX = "rate_limiter"
+
+
+class SlotReply(NamedTuple):
+    """What an operation on the slots of a key gave."""
+
+    granted: int  # 1, 0, or -1: the lease was released before
+    used: int  # slots in use
+    wait: int = 0  # microseconds: how long the lease lasts, or until the first one ends; -1: there is none
+    degraded: bool = False
+
+
+class Slots(NamedTuple):
+    """Where all rules of a worker keep their slots, and how a key is named there."""
+
+    backend: CoordinationBackend
+    prefix: str  # empty, but for a store whose prefix is not the usual one
+    hash_keys: bool
+
+    def name(self, rule: str, key: str) -> str:
+        return f"{self.prefix}{rule}:{digest(key) if self.hash_keys else key}"
+
+
+def open_slots(store: Store, settings: Settings) -> Slots:
+    """The slots in *store*, the same at each call. Raises ValueError for a store that keeps none."""
+    if not isinstance(store, StateStore):
+        why = f"concurrency needs a Redis, or one worker, and the service runs on a {kind_of(store)} store"
+        raise ValueError(f"{why}; restart it with a Redis")
+    backend = open_backend(store, None)
+    for states in (backend.states, backend.local_states):
+        if isinstance(states, MemoryStates):
+            states.max_states = settings.max_keys
+    prefix = getattr(store, "prefix", DEFAULT_PREFIX)
+    return Slots(backend, "" if prefix == DEFAULT_PREFIX else f"{prefix}/", getattr(store, "hash_keys", False))
+
+
+class LastStoreError:
+    """Why the store did not answer last, in the form in which the log of outages asks for it."""
+
+    last_error = ""
+
+    def store_health(self) -> StoreHealth:
+        return StoreHealth("closed", last_error=self.last_error)
+
+
+def refuse_slots_apart(settings: Settings) -> None:
+    """Raise ValueError if a rule limits concurrency: each worker would count for itself."""
+    for name, rule in settings.rules.items():
+        if rule.concurrency is not None:
+            why = "concurrency needs a Redis, or one worker, and this service runs several workers in memory"
+            raise ValueError(f"rules.{name}.concurrency: {why}; restart it")
+
+
+class ConcurrencyRule(KeyedRule):
+    """One rule: its limit, its lease, and the calls to the store."""
+
+    LABEL = "CONCURRENCY"
+    __slots__ = ("lease", "limit", "limiter", "overrides", "slots")
+
+    def __init__(self, name: str, settings: RuleSettings, slots: Slots, slot: int) -> None:
+        super().__init__(name, "concurrency", settings, slot)
+        self.slots = slots
+        self.limit = settings.concurrency or 1
+        self.lease = (settings.lease or DEFAULT_LEASE) * 1_000_000  # microseconds
+        self.limiter = LastStoreError()
+        limits = {key: limit for key, limit in settings.overrides.items() if isinstance(limit, int)}
+        self.overrides = {key: self._with_limit(limit) for key, limit in limits.items()} or None
+
+    def _with_limit(self, limit: int) -> ConcurrencyRule:
+        other = copy.copy(self)
+        other.limit, other.overrides = limit, None
+        return other
+
+    @property
+    def in_process(self) -> bool:
+        """Whether no call waits for a round trip."""
+        return self.slots.backend.in_process
+
+    def info(self) -> dict[str, Any]:
+        """How /actuator/info shows it."""
+        return {"algorithm": self.LABEL, "concurrency": self.limit, "leaseSeconds": self.lease // 1_000_000}
+
+    async def ask(self, operation: str, key: str, lease_id: str, permits: int = 1) -> SlotReply:
+        """Run an operation of the semaphore on the slots of *key*. Raises `StoreUnavailable`."""
+        name, wanted = self.slots.name(self.name, key), self._operation(operation, lease_id, permits)
+        try:
+            reply = await self.slots.backend.states.run_async(SEMAPHORE, name, wanted)
+        except StoreUnavailable as error:
+            self.limiter.last_error = str(error)
+            return self._by_policy(name, wanted, error)
+        if self.on_store_error == "local" and operation in ("renew", "release") and not reply[0]:
+            local = self.slots.backend.local_states.run(SEMAPHORE, name, wanted)
+            if local[0] == 1:  # it was granted while the store did not answer
+                return SlotReply(*local)._replace(degraded=True)
+        return SlotReply(*reply)
+
+    async def free_all(self, key: str, call_id: str) -> SlotReply:
+        """End all leases of *key*. Raises `StoreUnavailable`, whatever `on_store_error` says."""
+        name, wanted = self.slots.name(self.name, key), self._operation("evict", call_id, 1)
+        self.slots.backend.local_states.run(SEMAPHORE, name, wanted)
+        return SlotReply(*await self.slots.backend.states.run_async(SEMAPHORE, name, wanted))
+
+    def _operation(self, operation: str, lease_id: str, permits: int) -> Operation:
+        return Operation(operation, (lease_id, self.lease, self.limit, permits))
+
+    def _by_policy(self, name: str, wanted: Operation, error: StoreUnavailable) -> SlotReply:
+        policy = self.on_store_error
+        if policy == "local":
+            return SlotReply(*self.slots.backend.local_states.run(SEMAPHORE, name, wanted))._replace(degraded=True)
+        if policy == "allow":
+            granted = 0 if wanted.name == "release" else 1
+            return SlotReply(granted, 0, self.lease if granted else 0, degraded=True)
+        if policy == "deny" and wanted.name in ("acquire", "peek"):
+            return SlotReply(0, self.limit, DENIED_FOR, degraded=True)
+        raise error
