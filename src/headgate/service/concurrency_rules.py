@@ -16,10 +16,9 @@ import copy
 from typing import Any, NamedTuple
 
 from headgate.coordination.backend import CoordinationBackend, MemoryStates, open_backend
-from headgate.coordination.states.machine import Operation
+from headgate.coordination.states.machine import Operation, Reply
 from headgate.coordination.states.semaphore import SEMAPHORE
 from headgate.errors import StoreUnavailable
-from headgate.keys import digest
 from headgate.service.concurrency_settings import DEFAULT_LEASE
 from headgate.service.keyed_rule import KeyedRule
 from headgate.service.settings import RuleSettings, Settings
@@ -27,7 +26,6 @@ from headgate.stores.base import StateStore, Store, StoreHealth, kind_of
 
 ACQUIRE = "take a slot with POST /api/v1/rate-limit/acquire or the command HEADGATE.ACQUIRE"
 DENIED_FOR = 1_000_000  # microseconds after which to ask again when the store does not answer
-DEFAULT_PREFIX = "rate_limiter"
 
 
 class SlotReply(NamedTuple):
@@ -39,19 +37,8 @@ class SlotReply(NamedTuple):
     degraded: bool = False
 
 
-class Slots(NamedTuple):
-    """Where all rules of a worker keep their slots, and how a key is named there."""
-
-    backend: CoordinationBackend
-    prefix: str  # empty, but for a store whose prefix is not the usual one
-    hash_keys: bool
-
-    def name(self, rule: str, key: str) -> str:
-        return f"{self.prefix}{rule}:{digest(key) if self.hash_keys else key}"
-
-
-def open_slots(store: Store, settings: Settings) -> Slots:
-    """The slots in *store*, the same at each call. Raises ValueError for a store that keeps none."""
+def open_slots(store: Store, settings: Settings) -> CoordinationBackend:
+    """What keeps the slots in *store*, the same at each call. Raises ValueError for a store that keeps none."""
     if not isinstance(store, StateStore):
         why = f"concurrency needs a Redis, or one worker, and the service runs on a {kind_of(store)} store"
         raise ValueError(f"{why}; restart it with a Redis")
@@ -59,8 +46,7 @@ def open_slots(store: Store, settings: Settings) -> Slots:
     for states in (backend.states, backend.local_states):
         if isinstance(states, MemoryStates):
             states.max_states = settings.max_keys
-    prefix = getattr(store, "prefix", DEFAULT_PREFIX)
-    return Slots(backend, "" if prefix == DEFAULT_PREFIX else f"{prefix}/", getattr(store, "hash_keys", False))
+    return backend
 
 
 class LastStoreError:
@@ -84,11 +70,11 @@ class ConcurrencyRule(KeyedRule):
     """One rule: its limit, its lease, and the calls to the store."""
 
     LABEL = "CONCURRENCY"
-    __slots__ = ("lease", "limit", "limiter", "overrides", "slots")
+    __slots__ = ("backend", "lease", "limit", "limiter", "overrides")
 
-    def __init__(self, name: str, settings: RuleSettings, slots: Slots, slot: int) -> None:
+    def __init__(self, name: str, settings: RuleSettings, backend: CoordinationBackend, slot: int) -> None:
         super().__init__(name, "concurrency", settings, slot)
-        self.slots = slots
+        self.backend = backend
         self.limit = settings.concurrency or 1
         self.lease = (settings.lease or DEFAULT_LEASE) * 1_000_000  # microseconds
         self.limiter = LastStoreError()
@@ -103,7 +89,7 @@ class ConcurrencyRule(KeyedRule):
     @property
     def in_process(self) -> bool:
         """Whether no call waits for a round trip."""
-        return self.slots.backend.in_process
+        return self.backend.in_process
 
     def info(self) -> dict[str, Any]:
         """How /actuator/info shows it."""
@@ -111,23 +97,33 @@ class ConcurrencyRule(KeyedRule):
 
     async def ask(self, operation: str, key: str, lease_id: str, permits: int = 1) -> SlotReply:
         """Run an operation of the semaphore on the slots of *key*. Raises `StoreUnavailable`."""
-        name, wanted = self.slots.name(self.name, key), self._operation(operation, lease_id, permits)
+        name, wanted = self._state_of(key), self._operation(operation, lease_id, permits)
         try:
-            reply = await self.slots.backend.states.run_async(SEMAPHORE, name, wanted)
+            reply = await self._run(name, wanted)
         except StoreUnavailable as error:
             self.limiter.last_error = str(error)
             return self._by_policy(name, wanted, error)
         if self.on_store_error == "local" and operation in ("renew", "release") and not reply[0]:
-            local = self.slots.backend.local_states.run(SEMAPHORE, name, wanted)
+            local = self.backend.local_states.run(SEMAPHORE, name, wanted)
             if local[0] == 1:  # it was granted while the store did not answer
                 return SlotReply(*local)._replace(degraded=True)
         return SlotReply(*reply)
 
     async def free_all(self, key: str, call_id: str) -> SlotReply:
         """End all leases of *key*. Raises `StoreUnavailable`, whatever `on_store_error` says."""
-        name, wanted = self.slots.name(self.name, key), self._operation("evict", call_id, 1)
-        self.slots.backend.local_states.run(SEMAPHORE, name, wanted)
-        return SlotReply(*await self.slots.backend.states.run_async(SEMAPHORE, name, wanted))
+        name, wanted = self._state_of(key), self._operation("evict", call_id, 1)
+        self.backend.local_states.run(SEMAPHORE, name, wanted)
+        return SlotReply(*await self._run(name, wanted))
+
+    async def _run(self, name: str, wanted: Operation) -> Reply:
+        try:
+            return await self.backend.states.run_async(SEMAPHORE, name, wanted)
+        except StoreUnavailable as error:  # its text has the key, which must not be in a log
+            raise StoreUnavailable(str(error.__cause__ or error)) from None
+
+    def _state_of(self, key: str) -> str:
+        """The name of the semaphore of *key*; no name of a rule has a colon."""
+        return f"{self.name}:{key}"
 
     def _operation(self, operation: str, lease_id: str, permits: int) -> Operation:
         return Operation(operation, (lease_id, self.lease, self.limit, permits))
@@ -135,7 +131,7 @@ class ConcurrencyRule(KeyedRule):
     def _by_policy(self, name: str, wanted: Operation, error: StoreUnavailable) -> SlotReply:
         policy = self.on_store_error
         if policy == "local":
-            return SlotReply(*self.slots.backend.local_states.run(SEMAPHORE, name, wanted))._replace(degraded=True)
+            return SlotReply(*self.backend.local_states.run(SEMAPHORE, name, wanted))._replace(degraded=True)
         if policy == "allow":
             granted = 0 if wanted.name == "release" else 1
             return SlotReply(granted, 0, self.lease if granted else 0, degraded=True)

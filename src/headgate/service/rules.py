@@ -196,9 +196,9 @@ class RuleSet:
         chosen = {name: rule for name, rule in self.rules.items() if rule.concurrency is not None}
         if not chosen:
             return {}
-        slots = open_slots(self._store, self._settings)
+        backend = open_slots(self._store, self._settings)
         return {
-            name: ConcurrencyRule(name, rule, slots, self._counters.slot(f"{name} {ConcurrencyRule.LABEL}"))
+            name: ConcurrencyRule(name, rule, backend, self._counters.slot(f"{name} {ConcurrencyRule.LABEL}"))
             for name, rule in chosen.items()
         }
 
