@@ -319,7 +319,7 @@ def test_commands(slots: Service, client: RespSocket, key: str) -> None:
 
 def test_bad_commands(slots: Service, client: RespSocket, key: str) -> None:
     """A command that cannot be answered is an error that says what would be right."""
-    table = [
+    table: list[tuple[tuple[Any, ...], str]] = [
         (("ACQUIRE", "uploads"), "usage: HEADGATE.ACQUIRE rule key [lease [permits]]"),
         (("ACQUIRE", "uploads", key, "a", 1, 2), "usage: HEADGATE.ACQUIRE rule key [lease [permits]]"),
         (("RENEW", "uploads", key), "usage: HEADGATE.RENEW rule key lease"),
@@ -503,8 +503,12 @@ def test_reload(start: Start) -> None:
     def change(limit: int, lease: int) -> None:
         service.config.write_text(f"[rules.x]\nconcurrency = {limit}\nlease = {lease}\n")
         service.signal(signal.SIGHUP)
-        info = lambda: service.get("/actuator/info").json["rules"][1]  # noqa: E731
-        eventually(lambda: (info()["concurrency"], info()["leaseSeconds"]) == (limit, lease), "the new rule")
+
+        def is_new() -> bool:
+            shown = service.get("/actuator/info").json["rules"][1]
+            return bool((shown["concurrency"], shown["leaseSeconds"]) == (limit, lease))
+
+        eventually(is_new, "the new rule")
 
     for lease in "abcd":
         assert acquire(service, "k", "x", lease=lease).status == 200
