@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from headgate.coordination.states.semaphore import SEMAPHORE
+from headgate.service.concurrency_rules import SlotReply, refuse_slots_apart
 from headgate.service.files import Sources
-from headgate.service.settings import BadFile
+from headgate.service.settings import BadFile, RuleSettings, Settings
+from headgate.service.slots import retry_seconds
 from tests.service.conftest import Start
 from tests.support.proxy import FaultyProxy
 from tests.support.resp import RespSocket, command
@@ -266,7 +268,12 @@ def test_a_dropped_request(slots: Service, key: str) -> None:
         half_close(key)
     slots.take_turns()
     answered = sum(b"200 OK" in found for found in answers)
-    eventually(lambda: in_use(slots, key, "crowd") <= answered + 1, "the slots of dropped requests to come free")
+    eventually(lambda: in_use(slots, key, "crowd") <= answered + 1, "dropped requests to hold nothing", seconds=10)
+    for number in range(10):
+        half_close(f"{key}-known&lease=job-{number}")
+    slots.take_turns()
+    again = [acquire(slots, f"{key}-known", "crowd", lease=f"job-{number}").status for number in range(10)]
+    assert again == [200] * 10 and in_use(slots, f"{key}-known", "crowd") == 10
 
 
 def test_described(slots: Service, service: Service) -> None:
@@ -526,6 +533,22 @@ def test_reload(start: Start) -> None:
     assert acquire(service, "k", "x").status == 200 and acquire(service, "k", "x").status == 429
 
 
+@pytest.mark.parametrize(
+    "wait, seconds", [(-1, 1), (0, 1), (1, 1), (1_000_000, 1), (1_000_001, 2), (86_400_000_000, 86_400)]
+)
+def test_retry_after(wait: int, seconds: int) -> None:
+    """Retry-After is a whole second or more, and never before the first lease ends."""
+    assert retry_seconds(SlotReply(0, 5, wait)) == seconds
+
+
+def test_workers_apart() -> None:
+    """Workers that could make no store of their own refuse a reload with concurrency: each would count for itself."""
+    rules = {"x": RuleSettings(quotas="5/s"), "y": RuleSettings(concurrency=2)}
+    with pytest.raises(ValueError, match=r"rules.y.concurrency: .*; restart it"):
+        refuse_slots_apart(Settings(rules=rules))
+    refuse_slots_apart(Settings(rules={"x": rules["x"]}))
+
+
 def test_reload_needs_a_store_with_slots(start: Start) -> None:
     """A reload that asks for concurrency where it is not possible changes nothing and says why."""
     service = start("--store", f"shared://slots-{free_port()}", config="[rules.x]\nquotas='5/s'\n")
@@ -537,7 +560,11 @@ def test_reload_needs_a_store_with_slots(start: Start) -> None:
     workers.config.write_text("[rules.x]\nquotas='6/s'\n[rules.y]\nconcurrency=2\n")
     workers.signal(signal.SIGHUP)
     eventually(lambda: "2 workers cannot share slots in memory" in workers.log(), "the reason in the log")
-    for running in (service, workers):
+    fewer = start(config="workers=2\n[rules.x]\nquotas='5/s'\n")
+    fewer.config.write_text("workers=1\n[rules.x]\nquotas='6/s'\n[rules.y]\nconcurrency=2\n")
+    fewer.signal(signal.SIGHUP)
+    eventually(lambda: "runs on a shared store; restart it with a Redis" in fewer.log(), "the reason in the log")
+    for running in (service, workers, fewer):
         assert running.check("k", rule="x").json["limit"] == 5
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml  # type: ignore[import-untyped]  # it ships no types
 
-from headgate.service.shared_counters import KINDS
+from headgate.service import shared_counters
 from tests.service.deploy import tools
 from tests.service.deploy.processes import ask, running
 from tests.support.servers import KINDS, Server, free_port
@@ -176,7 +176,7 @@ def test_specified_queries(prometheus: Prometheus) -> None:
     """The specification's queries have results."""
     denied, p99, asked = (prometheus.until(query) for query in SPECIFIED)
     rates = {row["metric"]["algorithm"]: float(row["value"][1]) for row in denied}
-    assert len(rates) == len(KINDS), "every known series is there from the start"
+    assert len(rates) == len(shared_counters.KINDS), "every known series is there from the start"
     assert rates["SLIDING_WINDOW"] > 0 and rates["GCRA"] == 0
     seconds = {(row["metric"]["algorithm"], row["metric"]["allowed"]): float(row["value"][1]) for row in p99}
     assert 0 < seconds["GCRA", "true"] < 60
