@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.coordination.states.machine import Operation
+from headgate.coordination.states.semaphore import SEMAPHORE
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
 from tests.support.clusters import Cluster, Sentinels, wait_until
@@ -42,6 +44,25 @@ def test_cluster(cluster: Cluster) -> None:
         assert [len(queue), queue.dequeue(), queue.dequeue(), queue.dequeue()] == [2, "a", "b", None]
     assert all(member.ask("DBSIZE") for member in cluster.primaries())
     queue.close()
+
+
+@pytest.mark.xdist_group("faults-cluster")
+def test_semaphore_on_a_cluster(cluster: Cluster) -> None:
+    """All keys of a semaphore are in one slot, also where its weights need a second key, and every server has some."""
+    store = RedisStore(cluster.bare_url + "?timeout=5")
+    states = store.states()
+    for number in TIMES:
+        steps = [
+            ("acquire", "a", 2),
+            ("acquire", "b", 1),
+            ("acquire", "c", 1),
+            ("release", "a", 1),
+            ("acquire", "c", 3),
+        ]
+        made = (Operation(op, (id, 60_000_000, 3, weight)) for op, id, weight in steps)
+        replies = [states.run(SEMAPHORE, f"uploads:tenant-{number}", operation)[:2] for operation in made]
+        assert replies == [[1, 2], [1, 3], [0, 3], [1, 1], [0, 1]]
+    store.close()
 
 
 @pytest.mark.xdist_group("faults-cluster")
