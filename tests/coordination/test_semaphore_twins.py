@@ -32,7 +32,7 @@ ACTIONS = st.one_of(
 
 
 def test_every_trace(redis_server: Server) -> None:
-    """The leases of a model, which knows only who holds what until when, are those of both."""
+    """The leases of a model, which has an end and a weight for each id, are those of both."""
 
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=30))
     def check(trace: list[tuple[tuple[str, Any, tuple[int, int, int]], int]]) -> None:
