@@ -7,8 +7,9 @@ import signal
 import msgspec
 import redis
 
-from headgate.service.busy_keys import EVERY, HINT, BusyKeys, WorkerReport, merge_busiest, read_reports, rows_for_page
+from headgate.service.busy_keys import EVERY, HINT, BusyKeys, rows_for_page
 from headgate.service.event_log import OutageLog
+from headgate.service.reports import WorkerReport, merge_busiest, read_reports
 from headgate.stores.base import StoreHealth
 from tests.service.conftest import Start
 from tests.service.test_events import events

@@ -42,7 +42,11 @@ files.py            settings from a file; errors name the line
 
 store.py            the store of a worker, and its connections
 health.py           whether the process is alive, should get traffic, and how the store is
+redis_figures.py    what Redis says of itself: one server, and each server of a Cluster
+doors.py            the ports that clients come in by, and their connections
 metrics.py          metrics as Prometheus text
+reports.py          what workers tell each other once a second
+rule_minutes.py     what each rule decided in each minute of the last hour
 shared_counters.py  the counters of all workers, which metrics and events are made from
 logs.py             one line per event
 event_log.py        one line for each outage of a rule, each reset and each change of the rules
@@ -51,6 +55,7 @@ openapi.py          the OpenAPI document
 pages.py            the files of the live page, and /docs
 page/               the live page itself
 events.py           the live page's server-sent events
+live_rules.py       the live page's rules: their last hour, and a rule as TOML
 playground.py       the page's limiters to try out
 """
 

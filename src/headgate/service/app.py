@@ -23,12 +23,14 @@ from headgate.service import (
     events,
     forward,
     health,
+    live_rules,
     metrics,
     openapi,
     pages,
     playground,
 )
-from headgate.service.busy_keys import BusyKeys, WorkerReport
+from headgate.service.busy_keys import BusyKeys
+from headgate.service.doors import HTTPConnections
 from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
 from headgate.service.event_log import OutageLog, log_rules
 from headgate.service.events import DeniedKeys
@@ -39,10 +41,13 @@ from headgate.service.listeners import Listener, close_listeners, open_listeners
 from headgate.service.logs import configure, hide_quoted, masked
 from headgate.service.paced import PacedChecks
 from headgate.service.problem import HTTPError
+from headgate.service.redis_figures import RedisFigures
+from headgate.service.reports import make_report
 from headgate.service.request import BodyReader
 from headgate.service.resolve import RequestClientIP
 from headgate.service.responses import Delivery
 from headgate.service.rsgi import HTTPProtocol, Response, Scope, check_framing, request_id_of
+from headgate.service.rule_minutes import RuleMinutes, this_minute
 from headgate.service.rules import CompiledRule, RuleSet
 from headgate.service.settings import PORTS, BadFile, Settings
 from headgate.service.shared_counters import (
@@ -90,6 +95,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/openapi.json": {"GET": openapi.serve},
     "/docs": {"GET": pages.docs},
     "/live": {"GET": events.stream, "HEAD": events.head},
+    "/live/rules": {"GET": live_rules.rules},
     "/playground/check": {"POST": playground.check},
     "/playground/peek": {"GET": playground.peek},
 }
@@ -143,7 +149,10 @@ class App:
         self.waiting = 0
         self.watchers = 0
         self.outages = OutageLog()
-        self.redis = metrics.RedisNumbers()
+        self.redis = RedisFigures()
+        self.minutes = RuleMinutes(folder)
+        self.http_port = settings.port
+        self.http_connections = HTTPConnections(settings.port)
         self.listeners: list[Listener] = []
         self._folder = folder
         self._settings = settings
@@ -185,6 +194,8 @@ class App:
         """After the last response: close the listeners, give leases back, and close the store."""
         self._ticker.cancel()
         loop.run_until_complete(close_listeners(self.listeners))
+        loop.run_until_complete(self.redis.aclose())
+        loop.run_until_complete(self.http_connections.aclose())
         loop.run_until_complete(self.hybrids.aclose())
         loop.run_until_complete(self.store.aclose())
 
@@ -314,7 +325,8 @@ class App:
             self.delivery.rotate()
         if seconds % 60 == 0:
             self.denied.halve()
-        report = WorkerReport(self.denied.top(), self.busiest.top())
+        self.minutes.advance(self.counters, this_minute())
+        report = make_report(self)
         self.worker_counters.write_report(msgspec.json.encode(report))
         self.busiest.log_hints(report.busiest, self.state.asks_redis)
         if self._watch.is_new(self.sources.stamp()):

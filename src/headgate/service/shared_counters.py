@@ -42,7 +42,7 @@ HYBRID_GAUGES = (LEASED_KEYS, HELD, UNREPORTED)
 HYBRID_WORDS = 8
 
 NAME_BYTES = 128
-REPORT_BYTES = 16384
+REPORT_BYTES = 65536  # twice what the longest keys, all of characters that JSON escapes, and a hundred servers take
 HEADER_WORDS = 8
 STOPPING, NAMED, STARTED_AT = range(3)
 
@@ -118,6 +118,16 @@ class SharedCounters:
             at = _SLOTS_AT + number * SLOT_WORDS
             yield name, [sum(words[at + i] for words in self._workers) for i in range(SLOT_WORDS)]
 
+    def decided(self) -> tuple[list[int], list[int]]:
+        """The checks that each slot has allowed, and those that it has denied, summed over all workers."""
+        end = _SLOTS_AT + self.header[NAMED] * SLOT_WORDS
+        rows = [words[_SLOTS_AT:end].tolist() for words in self._workers]
+        allowed, denied = (
+            [sum(counts) for counts in zip(*(row[word::SLOT_WORDS] for row in rows), strict=True)]
+            for word in (ALLOWED, DENIED)
+        )
+        return allowed, denied
+
     def hybrid_slots(self) -> Iterator[tuple[str, list[int]]]:
         """The name of each slot that has been hybrid, and its figures, summed over all workers."""
         for number, name in enumerate(self.names()):
@@ -138,8 +148,10 @@ class SharedCounters:
         return sum(1 for words in self._workers if words[PID] and _alive(words[PID]))
 
     def reports(self) -> Iterator[bytes]:
-        """The last report of each worker."""
+        """The last report of each worker that is alive."""
         for number, words in enumerate(self._workers):
+            if not words[PID] or not _alive(words[PID]):
+                continue
             at = _WORKERS_AT + number * _WORKER_BYTES + 8 * _WORDS
             yield self._map[at : at + min(words[REPORT], REPORT_BYTES)]
 
