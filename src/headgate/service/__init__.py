@@ -4,7 +4,8 @@ server.py           the main process: starts the workers and replaces dead ones
 app.py              one worker: its routes, and what it does once a second
 rsgi.py             what granian hands to a handler, and what a handler gives back
 
-listeners.py        TCP ports of a worker beside HTTP, and their certificates
+listeners.py        TCP ports of a worker beside HTTP
+certificates.py     their certificates, from files
 resp/               the Redis protocol
 
 checks.py           check, remaining and reset; a query that was seen before is not parsed again
@@ -39,6 +40,7 @@ settings.py         the settings: types, and checks that types cannot express
 hybrid_settings.py  hybrid rules in the settings, and what leases can serve
 environment.py      settings from the environment and the command line
 files.py            settings from a file; errors name the line
+reloads.py          settings read again when a file changes
 
 store.py            the store of a worker, and its connections
 health.py           whether the process is alive, should get traffic, and how the store is
