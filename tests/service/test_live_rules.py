@@ -92,6 +92,13 @@ def test_minutes_end_after_an_hour(workers: TwoWorkers) -> None:
     assert workers.hour("api GCRA", 100 + 5 * MINUTES + 1) == ({1: 9}, {})
 
 
+def test_minutes_without_workers(workers: TwoWorkers) -> None:
+    """Minutes in which no worker ran are empty, though their places were used an hour before."""
+    workers.count(0, "api GCRA", 3, 1)
+    assert workers.hour("api GCRA", 101) == ({1: 3}, {1: 1})
+    assert workers.hour("api GCRA", 100 + MINUTES + 30) == ({}, {})
+
+
 def test_minutes_of_all_algorithms() -> None:
     zeros = [0] * 3
     slots = {"api GCRA": RuleHour([1, 2, 3], zeros), "api FIXED_WINDOW": RuleHour([1, 0, 0], [0, 0, 5])}
