@@ -87,7 +87,7 @@ def test_cluster(start: Start, cluster: Cluster) -> None:
 def test_one_is_frozen(start: Start, cluster: Cluster) -> None:
     """A primary that does not answer is down within the budget of a scrape, and the figures of the others are there."""
     service = start("--store", cluster.patient_url)
-    victim = cluster.primaries()[0]  # it has slot 0, which the map is asked for
+    victim = cluster.primary(0)  # the map is asked for this slot
     others = {name(member) for member in cluster.primaries()} - {name(victim)}
     assert set(series(service, "up")) == {name(victim), *others}
     victim.freeze()
@@ -111,7 +111,7 @@ def test_one_is_frozen(start: Start, cluster: Cluster) -> None:
 @pytest.mark.bounded(240)
 def test_one_is_replaced(cluster: Cluster) -> None:
     """A replica that took over is shown instead of its primary, though no call has asked for it."""
-    victim: Member = cluster.primaries()[1]
+    victim: Member = cluster.primary(8000)
     successor = cluster.replica(victim)
     store = RedisStore(cluster.patient_url)
 
