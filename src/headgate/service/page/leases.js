@@ -19,5 +19,5 @@ export function leaseRates(past, at, hybrid) {
     return local + redis > 0 ? { ...row, local, redis } : row; // quiet in this minute: its share since the start
   });
   const [trips, failed] = past.length > 1 ? [hybrid.trips - first.hybrid.trips, hybrid.failedTrips - first.hybrid.failedTrips] : [0, 0];
-  return { rules, trips: trips / seconds, failed: failed / seconds, up: hybrid.up };
+  return { rules, trips: trips / seconds, failed, up: hybrid.up };
 }

@@ -97,7 +97,7 @@ function leases(found) {
       [count(row.unreported), "number wide"],
     ]),
   );
-  const failed = found.failed ? `, ${count(found.failed)} of them failed` : "";
+  const failed = found.failed ? `, ${count(found.failed)} failed in the last minute` : "";
   say(byId("leases-trips"), found.up ? `${count(found.trips)} round trips a second${failed}` : "A worker cannot report its leases to Redis.");
   byId("leases-trips").classList.toggle("problem", !found.up);
 }
