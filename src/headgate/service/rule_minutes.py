@@ -7,16 +7,13 @@ start: two numbers for each slot of the counters and each minute, one megabyte i
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from headgate.service.shared_counters import SLOTS, SharedCounters
+from headgate.service.shared_counters import SLOTS, SharedCounters, locked
 
 MINUTES_FILE = "minutes"
 MINUTES = 60  # that are shown: the one that is under way and those before it
@@ -44,7 +41,7 @@ class RuleMinutes:
 
     def __init__(self, folder: Path, minute: int | None = None) -> None:
         self._file = os.open(folder / MINUTES_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with self._locked():
+        with locked(self._file):
             if not os.fstat(self._file).st_size:
                 first = this_minute() if minute is None else minute
                 os.write(self._file, first.to_bytes(8, "little") + bytes(_SIZE - 8))
@@ -57,7 +54,7 @@ class RuleMinutes:
         """Write down the minutes that have ended before *minute*; every worker calls this once a second."""
         if minute <= self._minute[0]:
             return
-        with self._locked():
+        with locked(self._file):
             ended = self._minute[0]
             if minute <= ended:
                 return  # another worker was first
@@ -74,26 +71,18 @@ class RuleMinutes:
     def hours(self, counters: SharedCounters, minute: int) -> dict[str, RuleHour]:
         """The last hour of each slot that decided something, by its name."""
         self.advance(counters, minute)
-        now = self._minute[0]
-        columns = [self._column(number).tolist() for number in range(now - MINUTES + 1, now)]
+        now, names, decided = self._minute[0], counters.names(), counters.decided()
+        words = 2 * min(len(names), len(decided[0]))  # another worker may have added a name in between
+        columns = [self._column(number)[:words].tolist() for number in range(now - MINUTES + 1, now)]
+        rows = list(zip(*columns, strict=True))  # of each slot one for what it allowed and one for what it denied
         found = {}
-        totals = self._totals.tolist()
-        for slot, (name, allowed, denied) in enumerate(zip(counters.names(), *counters.decided(), strict=False)):
-            rows = [[column[2 * slot + i] for column in columns] for i in (0, 1)]
-            for i, total in enumerate((allowed, denied)):
-                rows[i].append(max(total - totals[2 * slot + i], 0))
-            if any(rows[0]) or any(rows[1]):
-                found[name] = RuleHour(*rows)
+        for slot, name in enumerate(names[: words // 2]):
+            allowed, denied = (max(decided[i][slot] - self._totals[2 * slot + i], 0) for i in (0, 1))
+            before = rows[2 * slot], rows[2 * slot + 1]
+            if allowed or denied or any(before[0]) or any(before[1]):
+                found[name] = RuleHour([*before[0], allowed], [*before[1], denied])
         return found
 
     def _column(self, minute: int) -> memoryview[int]:
         at = minute % MINUTES * 2 * SLOTS
         return self._ring[at : at + 2 * SLOTS]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)

@@ -74,7 +74,7 @@ class SharedCounters:
 
     def claim(self) -> WorkerCounters:
         """The counters for this process: a free section, or that of a worker that has died."""
-        with self._locked():
+        with locked(self._file):
             free = [number for number, words in enumerate(self._workers) if not words[PID] or not _alive(words[PID])]
             # none is free when other processes have got the ids of dead workers
             number = free[0] if free else -1 % len(self._workers)
@@ -90,7 +90,7 @@ class SharedCounters:
     def slot(self, name: str) -> int:
         """The slot of *name*, the same in every worker. When all slots but one are taken, new names share the last."""
         name = name.encode()[:NAME_BYTES].decode(errors="ignore")
-        with self._locked():
+        with locked(self._file):
             used = self.header[NAMED]
             for number in range(len(self._known), used):
                 self._known[self._name(number)] = number
@@ -155,14 +155,6 @@ class SharedCounters:
             at = _WORKERS_AT + number * _WORKER_BYTES + 8 * _WORDS
             yield self._map[at : at + min(words[REPORT], REPORT_BYTES)]
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
 
 class WorkerCounters:
     """The counters of one worker, and a report that it leaves for the others."""
@@ -181,6 +173,16 @@ class WorkerCounters:
         self.gauges[REPORT] = 0
         self._map[self._report_at : self._report_at + len(report)] = report
         self.gauges[REPORT] = len(report)
+
+
+@contextmanager
+def locked(file: int) -> Iterator[None]:
+    """Hold the lock of an open file, which one process has at a time."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _alive(pid: int) -> bool:
