@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from headgate.service.certificates import server_context
 from headgate.service.files import Sources
-from headgate.service.listeners import server_context
 from headgate.service.settings import BadFile, TLSSettings
 from tests.service.conftest import Start
 from tests.support.resp import RespSocket, command, port_of
@@ -112,6 +112,59 @@ def test_mutual_tls(start: Start, certificates: Certificates) -> None:
         assert client.ping()
     with pytest.raises(redis.ConnectionError), certificates.client(service) as client:
         client.ping()
+
+
+def test_new_authority(start: Start, certificates: Certificates) -> None:
+    """A reload reads client_ca again: clients of the new authority get in, those of the old one do not."""
+    clients = certificates.folder / "clients.pem"
+    certificates.authority.cert_pem.write_to_path(clients)
+    settings = certificates.settings() + f"client_ca = '{clients}'\n"
+    service = start("--resp-port", "0", config=settings)
+    port = port_of(service)
+
+    def context(name: str) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=str(certificates.folder / "ca.pem"))
+        made.maximum_version = ssl.TLSVersion.TLSv1_2  # its handshake ends with the verdict, and makes a session
+        made.load_cert_chain(certificates.folder / name)
+        return made
+
+    def connect(context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSocket:
+        plain = socket.create_connection(("127.0.0.1", port), timeout=30)
+        try:
+            return context.wrap_socket(plain, server_hostname="127.0.0.1", session=session)
+        except BaseException:
+            plain.close()
+            raise
+
+    def ping(secure: ssl.SSLSocket) -> None:
+        secure.sendall(command("PING"))
+        assert secure.recv(100) == b"+PONG\r\n"
+
+    def is_let_in(context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> bool:
+        try:
+            connect(context, session).close()
+        except (ssl.SSLError, ConnectionError):
+            return False
+        return True
+
+    other = trustme.CA()
+    other.issue_cert("other").private_key_and_cert_chain_pem.write_to_path(certificates.folder / "other.pem")
+    before, after = context("client.pem"), context("other.pem")
+    with connect(before) as kept:
+        ping(kept)
+        session = kept.session
+        with connect(before, session) as resumed:
+            assert resumed.session_reused, "else the test below would say nothing"
+        assert not is_let_in(after)
+        other.cert_pem.write_to_path(clients)
+        service.signal(signal.SIGHUP)
+        eventually(lambda: is_let_in(after), "the new authority counts")
+        assert not is_let_in(before) and not is_let_in(before, session)
+        ping(kept)  # a connection stays as it was made
+    clients.write_text("no certificate")
+    service.signal(signal.SIGHUP)
+    eventually(lambda: "new certificates are not used" in service.log(), "the error is logged")
+    assert is_let_in(after)
 
 
 def test_bad_certificates(certificates: Certificates) -> None:

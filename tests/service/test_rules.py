@@ -331,6 +331,22 @@ class TestReload:
         assert service.metrics()["rate_limiter_config_reload_success"] == 1
         assert service.check("k2").status == 200
 
+    def test_reload_in_a_thread(self, start: Start) -> None:
+        """Checks are answered while a file is being read, however long that takes."""
+        service = start(config="[rules.a]\nquotas = '5/s'\n")
+        pipe, later = service.folder / "pipe", service.folder / "later"
+        os.mkfifo(pipe)
+        pipe.replace(service.config)
+        service.signal(signal.SIGHUP)
+        with service.config.open("wb") as file:  # waits until the service reads it, and the service for what is written
+            for _ in range(20):
+                assert service.check("k").status == 200
+            later.write_text(text := "[rules.b]\nquotas = '5/s'\n")
+            later.replace(service.config)  # the next one to read it gets a plain file
+            file.write(text.encode())
+        eventually(lambda: service.check("k", rule="b").status == 200, "the new rule")
+        assert service.check("k", rule="a").status == 400
+
     def test_reload_state(self, start: Start) -> None:
         """A reload keeps the state of rules that did not change."""
         text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'sliding_window'\n"

@@ -3,12 +3,18 @@
 import base64
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import redis
 
-from headgate.service.busy_keys import EVERY, HINT, BusyKeys, WorkerReport, merge_busiest, read_reports, rows_for_page
+from headgate.keys import MAX_BYTES
+from headgate.service.busy_keys import EVERY, HINT, BusyKeys, rows_for_page
 from headgate.service.event_log import OutageLog
+from headgate.service.reports import SHOWN_KEYS, WorkerReport, merge_busiest, merge_connections, read_reports
+from headgate.service.shared_counters import PID, SharedCounters, create
 from headgate.stores.base import StoreHealth
 from tests.service.conftest import Start
 from tests.service.test_events import events
@@ -120,6 +126,23 @@ def test_busiest_keys_of_all_workers() -> None:
     assert rows == [("login", "c", 900.0), ("api", "a", 250.0), ("api", "b", 10.0)]
     shown = rows_for_page(rows, frozenset({"api"}))
     assert [row.get("hint") for row in shown] == [None, HINT, None]
+
+
+def test_longest_report(tmp_path: Path) -> None:
+    """A report fits with the longest keys, all of characters that JSON escapes; a dead worker has no report."""
+    create(tmp_path / "counters", 1, 0)
+    counters = SharedCounters(tmp_path / "counters")
+    own = counters.claim()
+    rows = [("r" * 64, f"{i:03}" + '"' * (MAX_BYTES - 3), 10**9) for i in range(SHOWN_KEYS)]
+    servers = {f"{'h' * 200}-{i}:65535": (4, 4, 10_000) for i in range(100)}
+    report = WorkerReport(rows, [(*row[:2], 1e9) for row in rows], servers, {"resp": 4096, "grpc": 4096})
+    own.write_report(msgspec.json.encode(report))
+    [found] = read_reports(list(counters.reports()))
+    assert found == report and merge_connections([found, found])[f"{'h' * 200}-7:65535"] == (8, 8, 20_000)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    own.gauges[PID] = dead.pid
+    assert list(counters.reports()) == []
 
 
 def test_busiest_keys_are_bounded() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.service.conftest import Start
-from tests.support.service import eventually, runs
+from tests.support.service import API, eventually, runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
 
@@ -62,6 +62,23 @@ def test_worker_dies_repeatedly(start: Start) -> None:
         [victim] = set(service.workers()) - {healthy}
     assert runs(healthy) and service.process.poll() is None
     eventually(lambda: service.metrics()["rate_limiter_workers"] == 2, "both at work")
+
+
+def test_longer_wait_after_reload(start: Start) -> None:
+    """A reload may raise max_wait, and a stop is then as patient as the longest wait that is allowed now."""
+    rules = "max_wait = {}\n[rules.slow]\nquotas = '1/13s'\nalgorithm = 'token_bucket'\n"
+    service = start(config=rules.format(0))
+    service.config.write_text(rules.format(60))
+    service.signal(signal.SIGHUP)
+    eventually(lambda: service.metrics()['rate_limiter_config_reloads_total{result="success"}'] >= 1, "the reload")
+    assert service.check("k", rule="slow").status == 200
+    waiting = service.connect()
+    waiting.request("GET", f"{API}/check?key=k&rule=slow&wait=40")
+    service.take_turns()
+    service.signal(signal.SIGTERM)
+    assert waiting.getresponse().status == 200
+    waiting.close()
+    assert service.process.wait(60) == 0
 
 
 def test_many_signals(start: Start) -> None:

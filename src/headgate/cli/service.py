@@ -73,8 +73,8 @@ def add_config(commands: Any) -> None:
 
 
 def validate_config(options: argparse.Namespace) -> int:
+    from headgate.service.certificates import check_tls
     from headgate.service.files import sources
-    from headgate.service.listeners import check_tls
     from headgate.service.settings import BadFile
     from headgate.service.store import check_store
 

@@ -14,6 +14,7 @@ url.py           what a URL says of servers, connections and time-outs
 breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
 probe.py         looks in the background whether that server is back
 health.py        a health check of a server
+servers.py       figures of every server: of each primary of a Cluster
 unlink.py        remove all keys of a prefix
 pubsub.py        messages that wake waiters in other processes
 """

@@ -22,6 +22,7 @@ from headgate.redis.execute import Executor, Request, ScriptRequest
 from headgate.redis.health import examine
 from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_task
 from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.servers import ServerFigures, server_name, survey
 from headgate.redis.topology import deciding_servers
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
@@ -55,6 +56,14 @@ class AsyncExecutor(Executor):
         """Check the server's health within *time_limit* seconds, past the breaker."""
         return await arun(examine(self._topology, check_timeout, monotonic() + time_limit), self.answer)
 
+    async def survey(self, time_limit: float) -> list[ServerFigures]:
+        """The figures of every server that decides, within *time_limit* seconds, on connections of their own."""
+        spare = AsyncExecutor(self._source, self._display_name, time_limit / 2)
+        try:
+            return await survey(self._topology, spare.answer, time_limit)
+        finally:
+            await spare.aclose()
+
     async def warm_up(self, count: int) -> None:
         """Open *count* connections to each server that decides, within the time-out; at most as many as it may have."""
         deadline = monotonic() + self.timeout
@@ -63,6 +72,10 @@ class AsyncExecutor(Executor):
 
     def connections(self) -> list[BatchSender]:
         return list(self._servers.values())
+
+    def connections_by_server(self) -> dict[str, BatchSender]:
+        """The connections to each server by its name, those to Sentinels left out."""
+        return {server_name(address): sender for address, sender in self._servers.items() if not address.sentinel}
 
     @property
     def round_trips(self) -> int:

@@ -46,7 +46,7 @@ def _examine(
     try:
         yield ServerCommand(address, pack("PING"), deadline)
         latency = monotonic() - begun
-        info = _fields(text((yield ServerCommand(address, pack("INFO"), deadline))))
+        info = info_fields(text((yield ServerCommand(address, pack("INFO"), deadline))))
         seconds, micros = yield ServerCommand(address, pack("TIME"), deadline)
         skew = int(seconds) + int(micros) / 1_000_000 - time()
         down = partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline)))
@@ -75,7 +75,8 @@ def _examine(
     return Health(reason == "ok", reason, tuple(problems), latency, role, version)
 
 
-def _fields(info: str) -> dict[str, str]:
+def info_fields(info: str) -> dict[str, str]:
+    """The fields of a server's INFO by name."""
     lines = (line.partition(":") for line in info.splitlines() if not line.startswith("#"))
     return {name: value for name, _, value in lines}
 

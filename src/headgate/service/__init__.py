@@ -4,7 +4,8 @@ server.py                the main process: starts the workers and replaces dead 
 app.py                   one worker: its routes, and what it does once a second
 rsgi.py                  what granian hands to a handler, and what a handler gives back
 
-listeners.py             TCP ports of a worker beside HTTP, and their certificates
+listeners.py             TCP ports of a worker beside HTTP
+certificates.py          their certificates, from files
 resp/                    the Redis protocol
 
 checks.py                check, remaining and reset; a query that was seen before is not parsed again
@@ -43,10 +44,15 @@ concurrency_settings.py  concurrency in the settings, and what it can be used wi
 hybrid_settings.py       hybrid rules in the settings, and what leases can serve
 environment.py           settings from the environment and the command line
 files.py                 settings from a file; errors name the line
+reloads.py               settings read again when a file changes
 
 store.py                 the store of a worker, and its connections
 health.py                whether the process is alive, should get traffic, and how the store is
+redis_figures.py         what Redis says of itself: one server, and each server of a Cluster
+doors.py                 the ports that clients come in by, and their connections
 metrics.py               metrics as Prometheus text
+reports.py               what workers tell each other once a second
+rule_minutes.py          what each rule decided in each minute of the last hour
 shared_counters.py       the counters of all workers, which metrics and events are made from
 logs.py                  one line per event
 event_log.py             one line for each outage of a rule, each reset and each change of the rules
@@ -56,6 +62,7 @@ openapi_parts.py         the parts that it is made of
 pages.py                 the files of the live page, and /docs
 page/                    the live page itself
 events.py                the live page's server-sent events
+live_rules.py            the live page's rules: their last hour, and a rule as TOML
 playground.py            the page's limiters to try out
 """
 

@@ -15,7 +15,6 @@ from typing import cast
 
 import msgspec
 
-from headgate.errors import StoreUnavailable
 from headgate.service import (
     batch,
     checks,
@@ -23,30 +22,36 @@ from headgate.service import (
     events,
     forward,
     health,
+    live_rules,
     metrics,
     openapi,
     pages,
     playground,
     slots,
 )
-from headgate.service.busy_keys import BusyKeys, WorkerReport
+from headgate.service.busy_keys import BusyKeys
 from headgate.service.concurrency_rules import refuse_slots_apart
+from headgate.service.doors import HTTPConnections
 from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
-from headgate.service.event_log import OutageLog, log_rules
+from headgate.service.event_log import OutageLog
 from headgate.service.events import DeniedKeys
-from headgate.service.files import FileWatch, LastGoodConfig, Sources
+from headgate.service.files import LastGoodConfig, Sources
 from headgate.service.hybrid_rules import HybridLimiters
 from headgate.service.hybrid_settings import rule_refusal
-from headgate.service.listeners import Listener, close_listeners, open_listeners, renew_certificates
+from headgate.service.listeners import Listener, close_listeners, open_listeners
 from headgate.service.logs import configure, hide_quoted, masked
 from headgate.service.paced import PacedChecks
 from headgate.service.problem import HTTPError
+from headgate.service.redis_figures import RedisFigures
+from headgate.service.reloads import Reloads
+from headgate.service.reports import make_report
 from headgate.service.request import BodyReader
 from headgate.service.resolve import RequestClientIP
 from headgate.service.responses import Delivery
 from headgate.service.rsgi import HTTPProtocol, Response, Scope, check_framing, request_id_of
+from headgate.service.rule_minutes import RuleMinutes, this_minute
 from headgate.service.rules import CompiledRule, RuleSet
-from headgate.service.settings import PORTS, BadFile, Settings
+from headgate.service.settings import Settings
 from headgate.service.shared_counters import (
     BREAKER_OPEN,
     BREAKER_OPENED,
@@ -55,12 +60,10 @@ from headgate.service.shared_counters import (
     PROBLEMS,
     RELOAD_OK,
     RELOADED_AT,
-    RELOADS,
-    RELOADS_FAILED,
     STOPPING,
     SharedCounters,
 )
-from headgate.service.store import CONNECTION_SETTINGS, make_store, update_connections, warm_up
+from headgate.service.store import make_store, update_connections, warm_up
 from headgate.service.tokens import Tokens
 from headgate.stores.base import LeaseStore, Store, is_per_process
 from headgate.stores.memory import MemoryStore
@@ -70,9 +73,6 @@ from headgate.web.problem import problem
 logger = logging.getLogger("headgate.service")
 
 Handler = Callable[["App", Scope, HTTPProtocol], Awaitable[Response | None]]  # None: the handler has sent its response
-
-# settings that a reload cannot change
-NEEDS_RESTART = ("host", *PORTS, "tls", "workers", "store", "max_keys", "log_format", *CONNECTION_SETTINGS)
 
 KEEP_ALIVE = 10  # seconds that a connection may send nothing before it is closed
 
@@ -95,6 +95,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     "/openapi.json": {"GET": openapi.serve},
     "/docs": {"GET": pages.docs},
     "/live": {"GET": events.stream, "HEAD": events.head},
+    "/live/rules": {"GET": live_rules.rules},
     "/playground/check": {"POST": playground.check},
     "/playground/peek": {"GET": playground.peek},
 }
@@ -148,7 +149,10 @@ class App:
         self.waiting = 0
         self.watchers = 0
         self.outages = OutageLog()
-        self.redis = metrics.RedisNumbers()
+        self.redis = RedisFigures()
+        self.minutes = RuleMinutes(folder)
+        self.http_port = settings.port
+        self.http_connections = HTTPConnections(settings.port)
         self.listeners: list[Listener] = []
         self._folder = folder
         self._settings = settings
@@ -164,13 +168,13 @@ class App:
         self.store = make_store(settings, self._folder)
         self.hybrids = HybridLimiters(self.store)
         config = LastGoodConfig.load(self._folder)  # newer than *settings* in a worker that replaces another
-        self._adopt(config)
+        self.adopt(config)
         loop.run_until_complete(warm_up(self.store))
         loop.run_until_complete(self.hybrids.count(own))  # so that every series is there from the start
-        self._watch = FileWatch(config.stamp)
+        self.reloads = Reloads(self, self.sources, settings, self._folder, config.stamp)
         self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
         if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, self.reload)
+            loop.add_signal_handler(signal.SIGHUP, self.reloads.begin)
         self.listeners = open_listeners(self, loop, settings)
         # A full collection visits every module and took 10 ms, the slowest hundredth of all checks. The objects of
         # the start stay for ever, and a check leaves no cycles behind.
@@ -189,7 +193,10 @@ class App:
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
         """After the last response: close the listeners, give leases back, and close the store."""
         self._ticker.cancel()
+        loop.run_until_complete(self.reloads.aclose())
         loop.run_until_complete(close_listeners(self.listeners))
+        loop.run_until_complete(self.redis.aclose())
+        loop.run_until_complete(self.http_connections.aclose())
         loop.run_until_complete(self.hybrids.aclose())
         loop.run_until_complete(self.store.aclose())
 
@@ -250,35 +257,8 @@ class App:
         assert route is not None
         return await route["GET"](self, scope, protocol)
 
-    def reload(self) -> None:
-        """Read the settings again. Bad ones change nothing but the log and the metrics."""
-        stamp = self.sources.stamp()
-        self._watch = FileWatch(stamp)
-        try:
-            before = self._config
-            settings = self.sources.reread(before.settings)
-            stamp = self.sources.stamp(stamp)  # the settings may name other files
-            self._watch = FileWatch(stamp)
-            domains = self.sources.envoy_domains(settings)
-            config = LastGoodConfig(settings, self.sources.tokens(settings), stamp, domains)
-            self._adopt(config)
-            config.save(self._folder)
-            log_rules(before, config, self.sources.file, self._folder)
-        except (BadFile, HTTPError, ValueError, StoreUnavailable) as error:
-            self.gauges[RELOADS_FAILED] += 1
-            self.gauges[RELOAD_OK] = 0
-            logger.error("The new settings are not used, the old ones stay in force: %s", error)
-            return
-        self.gauges[RELOADS] += 1
-        self.gauges[RELOAD_OK], self.gauges[RELOADED_AT] = 1, int(time())
-        logger.warning("Settings read again: rules %s", ", ".join(self.state.rule_set.rules))
-        renew_certificates(self.listeners, self._settings.tls)
-        for name in NEEDS_RESTART:
-            in_force, wanted = getattr(self._settings, name), getattr(settings, name)
-            if wanted != in_force and (wanted != 0 or in_force is None):  # port 0 means any free port
-                logger.warning("The new %s needs a restart", name)
-
-    def _adopt(self, config: LastGoodConfig) -> None:
+    def adopt(self, config: LastGoodConfig) -> None:
+        """Put *config* in force; raises for settings that this worker cannot use, and then nothing has changed."""
         settings = config.settings
         if self._settings.workers > 1 and is_per_process(self.store):
             refuse_slots_apart(settings)
@@ -287,7 +267,7 @@ class App:
             state.envoy = EnvoyRules(config.domains, settings.envoy, self.store, EnvoyMeter(self))
         state.rule_set.compile_known(self.hybrids.pairs())
         self.hybrids.keep(state.rule_set.limiters())
-        self.state, self._config = state, config
+        self.state, self.config = state, config
         self.sources.envoy_files = settings.envoy.files
         logging.getLogger("headgate").setLevel(config.settings.log_level.upper())
         self.debug = logger.isEnabledFor(logging.DEBUG)
@@ -321,11 +301,11 @@ class App:
             self.delivery.rotate()
         if seconds % 60 == 0:
             self.denied.halve()
-        report = WorkerReport(self.denied.top(), self.busiest.top())
+        self.minutes.advance(self.counters, this_minute())
+        report = make_report(self)
         self.worker_counters.write_report(msgspec.json.encode(report))
         self.busiest.log_hints(report.busiest, self.state.asks_redis)
-        if self._watch.is_new(self.sources.stamp()):
-            self.reload()
+        self.reloads.look()
         if os.getppid() != self._parent:
             logger.error("The main process is gone: this worker stops")
             signal.raise_signal(signal.SIGTERM)

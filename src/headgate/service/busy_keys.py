@@ -11,8 +11,6 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 logger = logging.getLogger("headgate.service")
 
 EVERY = 17  # a prime, so that keys that take turns are all seen
@@ -62,34 +60,6 @@ class BusyKeys:
             if rate >= HOT and rule in hintable and rule not in self._hinted:
                 self._hinted.add(rule)
                 logger.info("Rule %s: one key gets about %.0f checks a second in a worker; %s", rule, rate, HINT)
-
-
-class WorkerReport(msgspec.Struct):
-    """What a worker tells the others once a second: its most denied and its busiest keys."""
-
-    denied: list[tuple[str, str, int]] = []
-    busiest: list[Row] = []
-
-
-def read_reports(reports: list[bytes]) -> list[WorkerReport]:
-    """The reports of all workers. One that was read while it was being written is left out."""
-    found = []
-    for report in reports:
-        try:
-            found.append(msgspec.json.decode(report, type=WorkerReport) if report else WorkerReport())
-        except msgspec.DecodeError:
-            continue
-    return found
-
-
-def merge_busiest(reports: list[WorkerReport]) -> list[Row]:
-    """The busiest keys of all workers."""
-    rates: dict[tuple[str, str], float] = {}
-    for report in reports:
-        for rule, key, rate in report.busiest:
-            rates[rule, key] = rates.get((rule, key), 0.0) + rate
-    top = nlargest(SHOWN, rates.items(), key=itemgetter(1))
-    return [(rule, key, round(rate, 1)) for (rule, key), rate in top]
 
 
 def rows_for_page(rows: list[Row], hintable: frozenset[str]) -> list[dict[str, Any]]:

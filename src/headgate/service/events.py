@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import headgate
+from headgate.service import doors, hybrid_rules
 from headgate.service import shared_counters as c
-from headgate.service.busy_keys import WorkerReport, merge_busiest, read_reports, rows_for_page
+from headgate.service.busy_keys import rows_for_page
 from headgate.service.health import store_kind
 from headgate.service.problem import HTTPError
+from headgate.service.redis_figures import rows_for_people
+from headgate.service.reports import (
+    SHOWN_KEYS,
+    WorkerReport,
+    merge_busiest,
+    merge_connections,
+    merge_denied,
+    read_reports,
+)
 from headgate.service.rsgi import HTTPProtocol, Response, Scope
 from headgate.service.settings import THROTTLE_RULE
 from headgate.stores.base import is_per_process
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
     from headgate.service.app import App
 
 MAX_WATCHERS = 100  # in one worker
-SHOWN_KEYS = 20
 KEPT_KEYS = 500
 HEADERS = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")]
 
@@ -79,23 +88,25 @@ async def _event(app: App, before: Counts, now: Counts, full: bool) -> dict[str,
             row = {"rule": rule, "algorithm": algorithm, "allowed": allowed, "denied": denied, "degraded": degraded}
             rules.append(row)
     buckets = [new - old for new, old in zip(now.buckets, before.buckets, strict=True)]
+    reports = read_reports(list(app.counters.reports()))
     event = {
         "at": time(),
         "rules": rules,
+        "doors": doors.rows(app, reports),
+        "hybrid": hybrid_rules.lease_rows(app.counters),
         "latency": {"p50": quantile(buckets, 0.5), "p99": quantile(buckets, 0.99)},
-        "store": await _store(app),
+        "store": await _store(app, reports),
         "workers": app.counters.workers(),
         "uptime": max(0, int(time()) - app.counters.header[c.STARTED_AT]),
         "version": headgate.__version__,
     }
     if full:
-        reports = read_reports(list(app.counters.reports()))
         event["denied_keys"] = merge_denied(reports)
         event["busiest_keys"] = rows_for_page(merge_busiest(reports), app.state.asks_redis)
     return event
 
 
-async def _store(app: App) -> dict[str, Any]:
+async def _store(app: App, reports: list[WorkerReport]) -> dict[str, Any]:
     if is_per_process(app.store):
         keys = sum(app.counters.gauge(c.KEYS))
         return {"state": "closed", "kind": "memory", "latency": 0.0, "detail": f"{keys:,} keys"}
@@ -106,7 +117,8 @@ async def _store(app: App) -> dict[str, Any]:
     memory = numbers.get("memory_used_bytes", 0) / (1 << 20)
     detail = "does not answer; on_store_error answers" if open_now else f"{memory:.1f} MiB used"
     latency = numbers.get("response_seconds", 0.0)
-    return {"state": "open" if open_now else "closed", "kind": store_kind(app), "latency": latency, "detail": detail}
+    shown = {"state": "open" if open_now else "closed", "kind": store_kind(app), "latency": latency, "detail": detail}
+    return shown | {"servers": rows_for_people(app.redis.known_servers(app.store), merge_connections(reports))}
 
 
 def quantile(buckets: list[int], share: float) -> float:
@@ -147,13 +159,3 @@ class DeniedKeys:
         """The most denied keys, for the report that other workers read."""
         found = nlargest(SHOWN_KEYS, self.counts.items(), key=itemgetter(1))
         return [(rule, key, count) for (rule, key), count in found]
-
-
-def merge_denied(reports: list[WorkerReport]) -> list[dict[str, Any]]:
-    """The most denied keys of all workers."""
-    counts: dict[tuple[str, str], int] = {}
-    for report in reports:
-        for rule, key, count in report.denied:
-            counts[rule, key] = counts.get((rule, key), 0) + count
-    top = nlargest(SHOWN_KEYS, counts.items(), key=itemgetter(1))
-    return [{"key": key, "rule": rule, "denied": count} for (rule, key), count in top]

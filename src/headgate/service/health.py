@@ -12,6 +12,8 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 import headgate
+from headgate.service.redis_figures import rows_for_people
+from headgate.service.reports import merge_connections, read_reports
 from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
 from headgate.service.shared_counters import STARTED_AT, STOPPING
 from headgate.stores.base import is_per_process, kind_of
@@ -24,7 +26,13 @@ STORE_TIMEOUT = 2.0  # seconds
 
 async def health(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """UP, or DOWN (503) when the store does not answer."""
-    store = await store_status(app)
+    if app.state.tokens.allows("read", scope.headers):  # where servers are is not for every client
+        store, servers = await asyncio.gather(store_status(app), app.redis.servers(app.store))
+    else:
+        store, servers = await store_status(app), []
+    if servers:
+        connections = merge_connections(read_reports(list(app.counters.reports())))
+        store["servers"] = rows_for_people(servers, connections)
     up = store["status"] == "UP"
     return json_response({"status": store["status"], "components": {"store": store}}, 200 if up else 503)
 

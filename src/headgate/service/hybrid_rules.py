@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.hybrid.limiter import AsyncHybridLimiter, Stats
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule
@@ -18,6 +18,7 @@ from headgate.service import shared_counters as c
 from headgate.service.hybrid_settings import Accuracy
 from headgate.stores.base import LeaseStore, Store, kind_of
 
+SHOWN_ROWS = 20
 RETIRE_TIMEOUT = 10.0  # seconds that checks of a rule that was changed or removed may wait for Redis
 
 
@@ -179,3 +180,22 @@ def families(counters: c.SharedCounters) -> list[Family]:
     found.append(("hybrid_failed_trips_total", "counter", "Those that failed", [("", "", float(failed))]))
     found.append(("hybrid_up", "gauge", "0 while a worker cannot report its leases", [("", "", float(up))]))
     return found
+
+
+def lease_rows(counters: c.SharedCounters) -> dict[str, Any] | None:
+    """The leases as the live page shows them, the busiest rules first; None before there is a hybrid rule."""
+    found = sorted(counters.hybrid_slots(), key=lambda row: -(row[1][c.LOCAL] + row[1][c.ASKED]))
+    if not found:
+        return None
+    names = {"local": c.LOCAL, "redis": c.ASKED, "keys": c.LEASED_KEYS, "held": c.HELD, "unreported": c.UNREPORTED}
+    rows = [
+        {"rule": name.rpartition(" ")[0], "algorithm": name.rpartition(" ")[2]}
+        | {field: words[word] for field, word in names.items()}
+        for name, words in found[:SHOWN_ROWS]
+    ]
+    return {
+        "rules": rows,
+        "trips": sum(counters.gauge(c.HYBRID_TRIPS)),
+        "failedTrips": sum(counters.gauge(c.HYBRID_FAILED_TRIPS)),
+        "up": not any(counters.gauge(c.HYBRID_DOWN)),
+    }

@@ -20,10 +20,10 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from headgate.service.certificates import certificates_in, check_tls, server_context
 from headgate.service.settings import PORTS, BadFile, Settings, TLSSettings
 
 if TYPE_CHECKING:
@@ -141,20 +141,40 @@ class Listener:
         self.turn = TurnBudget(loop)
         self.connections: set[ListenerConnection] = set()
         self.shared: Any = None  # what its connections have in common, theirs to set
-        self.context = server_context(settings.tls, self.kind.alpn) if settings.tls else None
+        self.tls = settings.tls is not None
         self._silent: dict[ListenerConnection, float] = {}  # when each connection came that is not admitted yet
         self._closing = False
         self._empty = asyncio.Event()
         self._sock = bound_socket(settings.host, getattr(settings, f"{name}_port"), shared=True)
         make: Callable[[App, Listener], Any] = getattr(importlib.import_module(self.kind.module), self.kind.connection)
-        opening = loop.create_server(
-            lambda: make(app, self),
-            sock=self._sock,
+        self._make = lambda: make(app, self)
+        self._certificates = b"" if settings.tls is None else certificates_in(settings.tls)
+        context = None if settings.tls is None else server_context(settings.tls, self.kind.alpn)
+        self._server = loop.run_until_complete(self._serve(loop, context))
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext | None) -> asyncio.Server:
+        """Accept connections from now on."""
+        return await loop.create_server(
+            self._make,
+            sock=self._sock.dup(),  # a server closes its own; the port stays open while another takes over
             backlog=BACKLOG,
-            ssl=self.context,
-            ssl_handshake_timeout=HANDSHAKE_WITHIN if self.context else None,
+            ssl=context,
+            ssl_handshake_timeout=HANDSHAKE_WITHIN if context else None,
         )
-        self._server = loop.run_until_complete(opening)
+
+    async def renew(self, tls: TLSSettings) -> None:
+        """Take the certificates and authorities that the files have now, for new connections. Raises `BadFile`.
+
+        A new context, and not the old one with other files: that would go on to accept the authorities that were
+        taken out of the file, and clients that resume a session which one of them has opened.
+        """
+        found = certificates_in(tls)
+        if not self.tls or self._closing or found == self._certificates:
+            return
+        context = server_context(tls, self.kind.alpn)
+        before, self._server = self._server, await self._serve(asyncio.get_running_loop(), context)
+        self._certificates = found
+        before.close()
 
     def add(self, connection: ListenerConnection, transport: asyncio.Transport) -> bool:
         """Register a new connection. False: there is no room for it, and it is being closed."""
@@ -188,12 +208,13 @@ class Listener:
     def info(self) -> dict[str, Any]:
         """What /actuator/info shows."""
         port = self._sock.getsockname()[1]
-        return {"name": self.name, "port": port, "tls": self.context is not None}
+        return {"name": self.name, "port": port, "tls": self.tls}
 
     async def close(self) -> None:
         """Stop accepting, let every connection finish its calls, then cut off what is left."""
         self._closing = True
         self._server.close()
+        self._sock.close()
         self._empty.clear()
         for connection in list(self.connections):
             connection.drain()
@@ -219,15 +240,13 @@ async def close_listeners(listeners: Sequence[Listener]) -> None:
     await asyncio.gather(*(listener.close() for listener in listeners))
 
 
-def renew_certificates(listeners: Sequence[Listener], tls: TLSSettings | None) -> None:
+async def renew_certificates(listeners: Sequence[Listener], tls: TLSSettings | None) -> None:
     """Read the certificates again, for new connections; bad ones change nothing but the log."""
     if tls is None:
         return
     try:
-        check_tls(tls)  # a context that is in use must not get a certificate without its key
         for listener in listeners:
-            if listener.context is not None:
-                load_certificate(listener.context, tls)
+            await listener.renew(tls)
     except BadFile as error:
         logger.error("The new certificates are not used, the old ones stay in force: %s", error)
 
@@ -261,60 +280,3 @@ def bound_socket(host: str, port: int, shared: bool = False) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-# ---------------------------------------------------------------------------------------------------- certificates
-
-
-def server_context(tls: TLSSettings, alpn: Sequence[str] = ()) -> ssl.SSLContext:
-    """The context of a listener, TLS 1.2 and newer; *alpn* are the protocols that it speaks. Raises `BadFile`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificate(context, tls)
-    if tls.client_ca:
-        _check_readable("client_ca", tls.client_ca)
-        try:
-            context.load_verify_locations(tls.client_ca)
-        except ssl.SSLError as error:
-            raise BadFile(f"tls.client_ca: {tls.client_ca!r} has no certificate as PEM: {error}") from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    if alpn:
-        context.set_alpn_protocols(list(alpn))
-    return context
-
-
-def load_certificate(context: ssl.SSLContext, tls: TLSSettings) -> None:
-    """Read certificate and key into *context*; connections that are made from then on use them. Raises `BadFile`."""
-    _check_readable("cert", tls.cert)
-    _check_readable("key", tls.key)
-    try:
-        context.load_cert_chain(tls.cert, tls.key, password=_refuse_passphrase)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise BadFile(f"tls: the key {tls.key!r} does not belong to the certificate {tls.cert!r}") from None
-        why = f"{tls.cert!r} and {tls.key!r} must hold a certificate and its key as PEM: {error}"
-        raise BadFile(f"tls: {why}") from None
-    except EncryptedKey:
-        raise BadFile(f"tls.key: {tls.key!r} is encrypted; give the key without a passphrase") from None
-
-
-def check_tls(tls: TLSSettings | None) -> None:
-    """Raise `BadFile` if certificates are named that cannot be used."""
-    if tls is not None:
-        server_context(tls)
-
-
-class EncryptedKey(Exception):
-    """The private key needs a passphrase, for which OpenSSL would ask at the terminal."""
-
-
-def _refuse_passphrase() -> str:
-    raise EncryptedKey
-
-
-def _check_readable(name: str, file: str) -> None:
-    try:
-        with Path(file).open("rb"):
-            pass
-    except OSError as error:
-        raise BadFile(f"tls.{name}: cannot read {file!r}: {error.strerror}") from None

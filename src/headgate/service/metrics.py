@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import re
 from collections.abc import Iterable, Iterator
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import headgate
-from headgate.service import hybrid_rules
+from headgate.service import doors, hybrid_rules, redis_figures
 from headgate.service import shared_counters as c
-from headgate.service.busy_keys import merge_busiest, read_reports
+from headgate.service.redis_figures import ServerRow
+from headgate.service.reports import WorkerReport, merge_busiest, merge_connections, read_reports
 from headgate.service.rsgi import HTTPProtocol, Response, Scope
-from headgate.stores.base import Store, is_per_process
+from headgate.stores.base import is_per_process
 
 if TYPE_CHECKING:
     from headgate.service.app import App
@@ -34,14 +35,14 @@ Sample = tuple[str, str, float]  # suffix of the name, labels, value
 async def scrape(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     """All metrics."""
     app.state.tokens.demand("read", scope.headers)
-    redis = await app.redis.read(app.store)
-    text = "".join(_lines(app, redis))
+    redis, servers = await asyncio.gather(app.redis.read(app.store), app.redis.servers(app.store))
+    text = "".join(_lines(app, redis, servers))
     if application := app.state.settings.application:
         text = with_label(text, f'application="{application}"')
     return 200, [("content-type", CONTENT_TYPE), ("cache-control", "no-store")], text
 
 
-def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
+def _lines(app: App, redis: dict[str, float], servers: list[ServerRow]) -> Iterator[str]:
     counters = app.counters
     timings = [counters.timing(number) for number in range(c.TIMINGS)]
     yield from family(
@@ -84,10 +85,12 @@ def _lines(app: App, redis: dict[str, float]) -> Iterator[str]:
     yield from _reloads(counters)
     for found in hybrid_rules.families(counters):
         yield from family(*found)
-    yield from _redis(redis)
-    if redis:
-        yield from _connections(counters)
-    yield from _busiest(counters)
+    reports = read_reports(list(counters.reports()))
+    for found in redis_figures.families(redis, servers, counters, merge_connections(reports)):
+        yield from family(*found)
+    yield from _busiest(reports)
+    for found in doors.families(app.listeners, reports):
+        yield from family(*found)
     yield from one("workers", "gauge", "Worker processes", counters.workers())
     yield from one("start_time_seconds", "gauge", "When the service started", counters.header[c.STARTED_AT])
     build = "compiled" if headgate.COMPILED else "pure"
@@ -105,23 +108,9 @@ def _reloads(counters: c.SharedCounters) -> Iterator[str]:
     yield from one("config_last_reload_timestamp_seconds", "gauge", "When settings were last taken over", at)
 
 
-def _redis(numbers: dict[str, float]) -> Iterator[str]:
-    for name, (kind, text) in REDIS.items():
-        if name in numbers:
-            yield from one("redis_" + name, kind, text, numbers[name])
-
-
-def _connections(counters: c.SharedCounters) -> Iterator[str]:
-    states = (("in_use", c.IN_USE), ("idle", c.IDLE))
-    samples = [("", f'state="{state}"', float(sum(counters.gauge(gauge)))) for state, gauge in states]
-    yield from family("redis_connections", "gauge", "Connections of all workers to Redis", samples)
-    waiting = sum(counters.gauge(c.WAITING))
-    yield from one("redis_waiting_calls", "gauge", "Checks of all workers that wait for their turn to be sent", waiting)
-
-
-def _busiest(counters: c.SharedCounters) -> Iterator[str]:
+def _busiest(reports: list[WorkerReport]) -> Iterator[str]:
     busiest: dict[str, float] = {}
-    for rule, _, rate in merge_busiest(read_reports(list(counters.reports()))):
+    for rule, _, rate in merge_busiest(reports):
         busiest[rule] = max(rate, busiest.get(rule, 0.0))
     samples = [("", f'rule="{rule}"', rate) for rule, rate in busiest.items()]
     yield from family("busiest_key_checks", "gauge", "Checks a second of the busiest key of a rule, estimated", samples)
@@ -159,63 +148,3 @@ def family(name: str, kind: str, text: str, samples: Iterable[Sample]) -> Iterat
 
 def one(name: str, kind: str, text: str, value: float) -> Iterator[str]:
     return family(name, kind, text, [("", "", value)])
-
-
-REDIS = {
-    "up": ("gauge", "1 when Redis answered the last look at it"),
-    "response_seconds": ("gauge", "Time that Redis took to answer the last look at it"),
-    "expired_keys_total": ("counter", "Keys that Redis let expire"),
-    "evicted_keys_total": ("counter", "Keys that Redis evicted: limits that were forgotten"),
-    "memory_used_bytes": ("gauge", "Memory that Redis uses"),
-    "memory_max_bytes": ("gauge", "Memory that Redis may use, 0 for any"),
-    "connected_clients": ("gauge", "Connections to Redis"),
-    "commands_total": ("counter", "Commands that Redis has run"),
-    "network_input_bytes_total": ("counter", "Bytes that Redis has read"),
-    "network_output_bytes_total": ("counter", "Bytes that Redis has written"),
-}
-_FIELDS = {
-    "expired_keys": "expired_keys_total",
-    "evicted_keys": "evicted_keys_total",
-    "used_memory": "memory_used_bytes",
-    "maxmemory": "memory_max_bytes",
-    "connected_clients": "connected_clients",
-    "total_commands_processed": "commands_total",
-    "total_net_input_bytes": "network_input_bytes_total",
-    "total_net_output_bytes": "network_output_bytes_total",
-}
-
-
-class RedisNumbers:
-    """The numbers of Redis' own INFO, asked over the connections of the checks, at most once a second."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-        self._at = float("-inf")
-
-    async def read(self, store: Store) -> dict[str, float]:
-        """The numbers by metric; none unless the store is a Redis. Of a Cluster they are those of one server."""
-        if not hasattr(store, "async_executor"):
-            return {}
-        if monotonic() - self._at >= 1.0:
-            self._last = await _ask(store)
-            self._at = monotonic()
-        return self._last
-
-
-async def _ask(store: Any) -> dict[str, float]:
-    from redis.exceptions import RedisError
-
-    from headgate.redis.script import LuaScript
-
-    info = LuaScript("return redis.call('INFO')", repeatable=True)
-    began = monotonic()
-    try:
-        reply = await store.async_executor().execute(info, info.call([f"{store.prefix}:{{info}}"]))
-    except (RedisError, OSError):
-        return {"up": 0}
-    numbers: dict[str, float] = {"up": 1, "response_seconds": monotonic() - began}
-    for line in (reply.decode() if isinstance(reply, bytes) else str(reply)).splitlines():
-        field, _, value = line.partition(":")
-        if field in _FIELDS:
-            numbers[_FIELDS[field]] = float(value)
-    return numbers

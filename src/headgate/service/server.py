@@ -63,8 +63,10 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self._counters = SharedCounters(folder / COUNTERS_FILE)
+        self._folder = folder
         self._deaths: list[float] = []
         super().__init__(**options)
+        self._first_patience: int = options["workers_kill_timeout"]
         self.main_loop_interrupt = PolledEvent()
 
     def signal_handler_interrupt(self, *arguments: Any, **options: Any) -> None:
@@ -88,6 +90,12 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
             if worker.is_alive():
                 os.kill(worker.inner.pid, signal.SIGHUP)
 
+    def _stop_workers(self) -> None:
+        """Wait for the workers as long as a check may wait by now: a reload may have raised max_wait."""
+        now = patience(LastGoodConfig.load(self._folder).settings)
+        self.workers_kill_timeout = max(now, self._first_patience)
+        super()._stop_workers()
+
     def _respawn_workers(self, workers: list[int], *arguments: Any, **options: Any) -> None:
         """Replace workers that died. granian itself would stop when the same worker dies twice within seconds."""
         now = time.monotonic()
@@ -98,6 +106,11 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # it chooses its class
         others = any(worker.is_alive() for worker in self.wrks if worker.idx not in workers)
         if others or len(self._deaths) < LOOP_DEATHS:
             self.respawned_wrks.clear()
+
+
+def patience(settings: Settings) -> int:
+    """Seconds after which a worker that was told to stop is killed."""
+    return round(settings.max_wait) + STOP_GRACE
 
 
 def load(sources: Sources, settings: Settings, folder: Path) -> App:
@@ -139,7 +152,7 @@ def serve(sources: Sources) -> None:
             log_level=LogLevels.warning,
             log_dictconfig=logs.granian_logging(settings.log_format),
             respawn_failed_workers=True,
-            workers_kill_timeout=round(settings.max_wait) + STOP_GRACE,
+            workers_kill_timeout=patience(settings),
         )
         sys.stderr.write(banner(sources, settings, tokens, apart or "") + "\n")
         server.serve(target_loader=functools.partial(load, sources, settings, folder), wrap_loader=False)

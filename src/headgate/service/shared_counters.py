@@ -43,7 +43,7 @@ HYBRID_GAUGES = (LEASED_KEYS, HELD, UNREPORTED)
 HYBRID_WORDS = 8
 
 NAME_BYTES = 128
-REPORT_BYTES = 16384
+REPORT_BYTES = 65536  # twice what the longest keys, all of characters that JSON escapes, and a hundred servers take
 HEADER_WORDS = 8
 STOPPING, NAMED, STARTED_AT = range(3)
 
@@ -75,7 +75,7 @@ class SharedCounters:
 
     def claim(self) -> WorkerCounters:
         """The counters for this process: a free section, or that of a worker that has died."""
-        with self._locked():
+        with locked(self._file):
             free = [number for number, words in enumerate(self._workers) if not words[PID] or not _alive(words[PID])]
             # none is free when other processes have got the ids of dead workers
             number = free[0] if free else -1 % len(self._workers)
@@ -91,7 +91,7 @@ class SharedCounters:
     def slot(self, name: str) -> int:
         """The slot of *name*, the same in every worker. When all slots but one are taken, new names share the last."""
         name = name.encode()[:NAME_BYTES].decode(errors="ignore")
-        with self._locked():
+        with locked(self._file):
             used = self.header[NAMED]
             for number in range(len(self._known), used):
                 self._known[self._name(number)] = number
@@ -119,6 +119,16 @@ class SharedCounters:
             at = _SLOTS_AT + number * SLOT_WORDS
             yield name, [sum(words[at + i] for words in self._workers) for i in range(SLOT_WORDS)]
 
+    def decided(self) -> tuple[list[int], list[int]]:
+        """The checks that each slot has allowed, and those that it has denied, summed over all workers."""
+        end = _SLOTS_AT + self.header[NAMED] * SLOT_WORDS
+        rows = [words[_SLOTS_AT:end].tolist() for words in self._workers]
+        allowed, denied = (
+            [sum(counts) for counts in zip(*(row[word::SLOT_WORDS] for row in rows), strict=True)]
+            for word in (ALLOWED, DENIED)
+        )
+        return allowed, denied
+
     def hybrid_slots(self) -> Iterator[tuple[str, list[int]]]:
         """The name of each slot that has been hybrid, and its figures, summed over all workers."""
         for number, name in enumerate(self.names()):
@@ -139,18 +149,12 @@ class SharedCounters:
         return sum(1 for words in self._workers if words[PID] and _alive(words[PID]))
 
     def reports(self) -> Iterator[bytes]:
-        """The last report of each worker."""
+        """The last report of each worker that is alive."""
         for number, words in enumerate(self._workers):
+            if not words[PID] or not _alive(words[PID]):
+                continue
             at = _WORKERS_AT + number * _WORKER_BYTES + 8 * _WORDS
             yield self._map[at : at + min(words[REPORT], REPORT_BYTES)]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 class WorkerCounters:
@@ -170,6 +174,16 @@ class WorkerCounters:
         self.gauges[REPORT] = 0
         self._map[self._report_at : self._report_at + len(report)] = report
         self.gauges[REPORT] = len(report)
+
+
+@contextmanager
+def locked(file: int) -> Iterator[None]:
+    """Hold the lock of an open file, which one process has at a time."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _alive(pid: int) -> bool:

@@ -23,6 +23,7 @@ from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import HEALTH_TIMEOUT
 from headgate.redis.joint import JointScripts, take_all
 from headgate.redis.script import slot_of, tag_function
+from headgate.redis.servers import ServerFigures
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import MIN_CONNECTIONS, RedisOptions, RedisURL, parse_url
 from headgate.rule import Rule
@@ -193,6 +194,18 @@ class RedisStore:
     def connections(self) -> dict[str, int]:
         """The connections of the latest event loop: in_use, idle, and calls that wait for one."""
         return _connection_counts(self._latest_executor)
+
+    def connections_by_server(self) -> dict[str, dict[str, int]]:
+        """The same for each server, by host:port."""
+        executor = self._latest_executor
+        return {
+            server: {"in_use": sender.in_use(), "idle": sender.idle(), "waiting": sender.waiting}
+            for server, sender in (executor.connections_by_server() if executor else {}).items()
+        }
+
+    async def aservers(self, time_limit: float) -> list[ServerFigures]:
+        """The figures of every server that decides, asked within *time_limit* seconds; a dead one is not up."""
+        return await self.async_executor().survey(time_limit)
 
     def spare_executor(self, timeout: float) -> AsyncExecutor | None:
         """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""

@@ -233,8 +233,9 @@ class Page:
         return found
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Save what the page looks like as PNG, all of it or what is in view."""
-        shot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        """Save what the page looks like as the suffix says, PNG or WebP: all of it or what is in view."""
+        kind: dict[str, Any] = {"format": "png"} if path.suffix == ".png" else {"format": "webp", "quality": 82}
+        shot = self.ask("Page.captureScreenshot", captureBeyondViewport=whole, **kind)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Draw the documentation's pictures of the live page: a real service with some traffic, in a real browser.
 
-python -m tests.service.browser.pictures        writes docs/img/page*.png, in about a minute
+python -m tests.service.browser.pictures        writes docs/img/page*.webp, in about a minute
 """
 
 import random
@@ -9,6 +9,7 @@ import time
 
 from tests.service.browser.chromium import Chromium, Page
 from tests.service.deploy import tools
+from tests.support.servers import KINDS, Server
 from tests.support.service import Service
 
 IMAGES = tools.HOUSE / "docs" / "img"
@@ -22,9 +23,12 @@ quotas = "25/second burst 60"
 [rules.export]
 quotas = "3/second burst 6"
 algorithm = "leaky_bucket"
+[rules.tenant]
+quotas = "1000/second"
+hybrid = true
 """
 # rule, calls a second, how many callers
-CALLERS = [("search", 60.0, 3), ("login", 6.0, 4), ("export", 5.0, 2), ("default", 30.0, 9)]
+CALLERS = [("search", 60.0, 3), ("login", 6.0, 4), ("export", 5.0, 2), ("tenant", 40.0, 3), ("default", 30.0, 9)]
 
 
 def call(service: Service, rule: str, rate: float, callers: int, stop: threading.Event) -> None:
@@ -55,7 +59,8 @@ def main() -> None:
     chromium = tools.PROGRAMS["chromium"].find()
     if chromium is None:
         raise SystemExit(tools.missing_reason("chromium"))
-    service, stop = Service(config=RULES), threading.Event()
+    redis, stop = Server(KINDS[0]), threading.Event()
+    service = Service("--store", redis.bare_url, "--resp-port", "0", config=RULES)
     threads = [threading.Thread(target=call, args=(service, *caller, stop)) for caller in CALLERS]
     screens = {
         "page": {"height": 1000},
@@ -74,14 +79,15 @@ def main() -> None:
                 page.ask("Page.bringToFront")  # a page in the background does not draw
                 play(page)
                 page.value("scrollTo(0, 0)")
-                page.picture(IMAGES / f"{name}.png")
-                print(f"docs/img/{name}.png", page.complaints() or "")
+                page.picture(IMAGES / f"{name}.webp")
+                print(f"docs/img/{name}.webp", page.complaints() or "")
     finally:
         stop.set()
         for thread in threads:
             if thread.is_alive():
                 thread.join()
         service.forget()
+        redis.stop()
 
 
 if __name__ == "__main__":

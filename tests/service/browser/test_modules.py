@@ -10,6 +10,18 @@ from tests.support.service import Service
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser, whatever the number of workers
 
+
+def lease(local: int, trips: int) -> str:
+    """The lease figures of an event with one rule."""
+    row = {"rule": "r", "algorithm": "GCRA", "local": local, "redis": 10}
+    return json.dumps({"rules": [row], "trips": trips, "failedTrips": 0, "up": True})
+
+
+def after_two_seconds(one: str, other: str) -> str:
+    """The rates of the second of two events."""
+    return f"(past => {{ leaseRates(past, 9, {one}); return leaseRates(past, 11, {other}) }})([])"
+
+
 TABLE: dict[str, list[tuple[str, Any]]] = {
     "format": [
         ("count(0)", "0"),
@@ -33,6 +45,12 @@ TABLE: dict[str, list[tuple[str, Any]]] = {
         ("duration(200000)", "2 d 7 h"),
         ("duration(null)", "–"),
         ("duration(-1)", "–"),
+        ("bytes(0)", "0 B"),
+        ("bytes(1023)", "1023 B"),
+        ("bytes(1536)", "1.5 KiB"),
+        ("bytes(2.7 * 2 ** 20)", "2.7 MiB"),
+        ("bytes(2 ** 50)", "1024 TiB"),
+        ("bytes(NaN)", "–"),
         ("percent(0, 0)", "–"),
         ("percent(1, 3)", "33.3 %"),
         ("percent(1, 10000)", "<0.1 %"),
@@ -48,6 +66,17 @@ TABLE: dict[str, list[tuple[str, Any]]] = {
         ("takeEvents('data: 1\\n\\nda')", [["1"], "da"]),
         ("takeEvents('data:1\\r\\n\\r\\n: still here\\n\\ndata: 2\\n\\n')", [["1", "2"], ""]),
         ("takeEvents('event: x\\ndata: a\\ndata: b\\n\\n')", [["a\nb"], ""]),
+    ],
+    "leases": [
+        # one event: all that there is; two: what happened in between
+        (f"leaseRates([], 9, {lease(30, 4)}).rules[0].local", 30),
+        (f"{after_two_seconds(lease(30, 4), lease(90, 8))}.trips", 2),
+        (f"{after_two_seconds(lease(30, 4), lease(90, 8))}.rules[0].local", 60),
+        # nothing asked in between: the share since the start
+        (f"{after_two_seconds(lease(30, 4), lease(30, 8))}.rules[0].local", 30),
+        # started again: the old totals do not count
+        (f"{after_two_seconds(lease(30, 4), lease(5, 1))}.trips", 0),
+        (f"(p => {{ for (let at = 0; at < 200; at++) leaseRates(p, at, {lease(1, 1)}); return p.length }})([])", 61),
     ],
     "history": [
         ("sampleOf({at: 9, rules: []}).allowed", 0),

@@ -22,3 +22,13 @@ function fill(made, attributes, children) {
 export function say(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
+
+// A button that copies a text. The clipboard is absent on plain HTTP beyond this machine, and so is the button then.
+export function copyButton(button, text) {
+  button.hidden = !navigator.clipboard;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text());
+    say(button, "Copied");
+    setTimeout(() => say(button, "Copy"), 1500);
+  });
+}

@@ -33,6 +33,12 @@ function long(seconds) {
     .join(" ");
 }
 
+export function bytes(number) {
+  if (!Number.isFinite(number)) return "–";
+  const power = number < 1024 ? 0 : Math.min(Math.floor(Math.log2(number) / 10), 4);
+  return `${short(number / 1024 ** power)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
 export function percent(part, whole) {
   if (!whole) return "–";
   const share = (100 * part) / whole;

@@ -2,8 +2,10 @@
 
 import { byId, say } from "./dom.js";
 import { follow } from "./events.js";
+import { createHour } from "./hour.js";
 import { createOverview } from "./overview.js";
 import { createPlayground } from "./playground.js";
+import { createSystem } from "./system.js";
 
 const TOKEN = "headgate-token"; // of this tab: sessionStorage
 const STATES = {
@@ -13,11 +15,13 @@ const STATES = {
 };
 
 const overview = createOverview();
+const system = createSystem();
+const hour = createHour(token);
 let end = () => {};
 
 function connect() {
   end();
-  end = follow("live", token(), overview.update, (state) => {
+  end = follow("live", token(), show, (state) => {
     const status = byId("status");
     status.dataset.state = state;
     document.body.dataset.live = state; // figures that have stopped are shown as such
@@ -29,6 +33,11 @@ function connect() {
   });
 }
 
+function show(event) {
+  overview.update(event);
+  system.update(event);
+}
+
 function token() {
   return sessionStorage.getItem(TOKEN) ?? "";
 }
@@ -38,6 +47,7 @@ function keep(text) {
   else sessionStorage.removeItem(TOKEN);
   byId("notice").hidden = true;
   connect();
+  hour.refresh();
 }
 
 const dialog = byId("token-dialog");

@@ -1,7 +1,7 @@
 // Try a limit: each press asks the service's own limiter, on a store that is only for this.
 
 import { ALGORITHMS, WINDOWS } from "./algorithms.js";
-import { byId, element, say } from "./dom.js";
+import { byId, copyButton, element, say } from "./dom.js";
 import { count, duration } from "./format.js";
 import { showLeft, showNothing } from "./gauge.js";
 import { pressAndHold } from "./press_and_hold.js";
@@ -213,13 +213,7 @@ export function createPlayground(token) {
     byId("lanes").hidden = !change.target.checked;
     start(); // all from the same beginning
   });
-  const copy = byId("copy");
-  copy.hidden = !navigator.clipboard; // absent on plain HTTP beyond this machine
-  copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(byId("snippet").textContent);
-    say(copy, "Copied");
-    setTimeout(() => say(copy, "Copy"), 1500);
-  });
+  copyButton(byId("copy"), () => byId("snippet").textContent);
 
   chosen();
   start();
