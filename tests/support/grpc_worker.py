@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import uvloop
 
 from headgate.errors import StoreUnavailable
+from headgate.service.envoy_settings import GrpcSettings
 from headgate.service.listeners import Listener
 from headgate.service.rls_messages import OK, OVER_LIMIT, DescriptorStatus, RateLimitRequest, RateLimitResponse
 from headgate.service.settings import Settings, TLSSettings
@@ -80,19 +81,22 @@ class GrpcWorker:
         tokens: Sequence[tuple[str, str]] = (),
         tls: TLSSettings | None = None,
         port: int = 0,
+        grpc: GrpcSettings | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> None:
         check_allowed()
         self.loop = new_loop()
         self.rules = ScriptedRules()
+        settings = Settings(grpc_port=port, tls=tls, grpc=grpc or GrpcSettings())
         self.state = SimpleNamespace(
             envoy=self.rules if rules else None,
             tokens=Tokens([(digest(token), scope) for token, scope in tokens]),
+            settings=settings,
         )
         header, gauges = [0] * (STOPPING + 1), [0] * (PROBLEMS + 1)
         app = SimpleNamespace(state=self.state, counters=SimpleNamespace(header=header), gauges=gauges)
         self.app: Any = app
-        self.listener = Listener("grpc", cast(Any, app), self.loop, Settings(grpc_port=port, tls=tls))
+        self.listener = Listener("grpc", cast(Any, app), self.loop, settings)
         self.port: int = self.listener.info()["port"]
         self.target = f"127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.loop.run_forever)
