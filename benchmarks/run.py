@@ -29,7 +29,7 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "web", "shared")
+PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -275,6 +275,19 @@ def resp(plan: Plan, url: str, results: Results, progress: Progress, report: Rep
     results.bars += protocol.bars(targets)
 
 
+def grpc(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """Envoy's rate-limit service: one worker on memory beside grpcio.aio, and on Redis beside its HTTP port."""
+    from benchmarks import grpc_calls as calls
+
+    if absent := calls.missing():
+        report.say(f"grpc: not measured, {absent}")
+        return
+    targets = calls.throughput(url, plan.main_build[1], plan.rounds, 1 if plan.scale is QUICK else 3, progress)
+    results.parts["grpc"] = [asdict(one) for one in targets]
+    report.grpc(targets)
+    results.bars += calls.bars(targets)
+
+
 def web(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
     """Over HTTP: FastAPI and Flask with one limit, beside the same application without, and beside a peer."""
     from benchmarks import web as doors  # needs frameworks and servers, which the other parts do not
@@ -356,7 +369,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "hybrid", "lock", "service", "resp", "shared"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -373,6 +386,8 @@ def run(plan: Plan) -> Results:
                 service(plan, server.url, results, progress, report)
             if "resp" in plan.parts:
                 resp(plan, server.url, results, progress, report)
+            if "grpc" in plan.parts:
+                grpc(plan, server.url, results, progress, report)
             if "shared" in plan.parts:
                 shared(plan, server.socket, results, progress, report)
     if "web" in plan.parts:
