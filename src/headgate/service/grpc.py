@@ -122,6 +122,7 @@ class GrpcConnection(asyncio.Protocol):
             self._timer.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
+        self._http2.release()  # connections that come and go would pile up until the next collection of cycles
         self._listener.remove(self)
 
     # The listener calls these.

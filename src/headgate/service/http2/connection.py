@@ -126,6 +126,18 @@ class Http2Connection(Http2Control):
         if self._draining_since >= 0 and self._ticks - self._draining_since >= DRAIN_TICKS:
             self.finish_drain()
 
+    def release(self) -> None:
+        """Forget everything once the peer is gone, since only the garbage collector will find this object."""
+        self.closed = True
+        self._buffer = b""
+        self._block = bytearray()
+        self._heads = RequestHeads()
+        self._streams.clear()
+        self._blocked.clear()
+        self._reset_ids.clear()
+        self._out.clear()
+        self._buffered = 0
+
     def _read_preface(self) -> bool:
         size = len(PREFACE)
         data = self._buffer
