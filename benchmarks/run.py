@@ -51,6 +51,7 @@ class Plan:
     peers: list[str]
     strict: bool
     json: Path
+    grpc_floods: bool = False
 
     @property
     def main_build(self) -> tuple[str, str | None]:
@@ -71,6 +72,7 @@ def arguments(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--rounds", type=int, help="rounds that count, after one of warm-up (default 7; quick 3)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the traffic: to see that it works")
     parser.add_argument("--flood", type=int, help="distinct keys in the flood (default 10,000,000; quick 1,500,000)")
+    parser.add_argument("--floods", action="store_true", help="grpc: p99 of a polite client beside floods of frames")
     parser.add_argument("--server", default="redis", help="redis (default), valkey, or the path of a server program")
     parser.add_argument("--compiled-path", metavar="DIR", help="import the compiled headgate from here")
     parser.add_argument("--pure-path", metavar="DIR", help="import the pure Python headgate from here")
@@ -93,6 +95,7 @@ def arguments(argv: Sequence[str] | None) -> Plan:
         peers=[name for name, module in MODULES.items() if find_spec(module) is not None],
         strict=options.strict,
         json=options.json,
+        grpc_floods=options.floods,
     )
 
 
@@ -286,6 +289,14 @@ def grpc(plan: Plan, url: str, results: Results, progress: Progress, report: Rep
     results.parts["grpc"] = [asdict(one) for one in targets]
     report.grpc(targets)
     results.bars += calls.bars(targets)
+    if plan.grpc_floods:
+        from benchmarks import grpc_floods
+
+        seconds = 1 if plan.scale is QUICK else 3
+        floods = grpc_floods.measure(plan.main_build[1], min(plan.rounds, 3), seconds, progress)
+        results.parts["grpc floods"] = [asdict(one) for one in floods]
+        report.grpc_floods(floods)
+        results.bars += grpc_floods.bars(floods)
 
 
 def web(plan: Plan, results: Results, progress: Progress, report: Report) -> None:

@@ -28,8 +28,8 @@ from headgate.service.http2.frames import (
 from headgate.service.http2.output import STALLED_TICKS
 from headgate.service.http2.request_head import RequestHead
 from headgate.service.rls_messages import DescriptorStatus, RateLimitRequest, RateLimitResponse
-from tests.support.floods import FLOODS
-from tests.support.http2 import ALL, Talk, data, frames, goaways, headers, resets
+from tests.support.floods import FLOODS, HUFFMAN, TABLE_CHURN
+from tests.support.http2 import ALL, BLOCK, Talk, data, frames, goaways, headers, resets
 
 CONNECTIONS = int(os.environ.get("HEADGATE_MUTATED_CONNECTIONS", "3000"))
 MEMORY = 4 << 20  # bytes that a flood may make one connection keep
@@ -68,6 +68,27 @@ def test_calls_pay_for_their_windows() -> None:
         talk.say(frame(WINDOW_UPDATE, 0, 0, (101).to_bytes(4, "big")) + frame(PING, 0, 0, bytes(8)))
         talk.say(frame(RST_STREAM, 0, stream_id, bytes(4)))
     assert not talk.server.closed and len(talk.bodies) == 15_000
+
+
+@pytest.mark.parametrize("block", [BLOCK + TABLE_CHURN, HUFFMAN], ids=["table churn", "Huffman code"])
+def test_long_blocks_count_as_several_frames(block: bytes) -> None:
+    """A block of headers that takes long to read leaves less of a turn; others are not kept waiting for it."""
+    talk = Talk()
+    talk.say(b"".join(headers(one, 5, block) for one in range(1, 41, 2)), limit=60)
+    assert 1 <= len(talk.heads) <= 4 and talk.server.backlog
+    assert talk.server.frames >= 60
+    while talk.server.backlog:
+        talk.say(b"", limit=60)
+    assert len(talk.heads) == 20
+    talk.say(headers(101) + headers(103))
+    assert talk.server.frames == 2
+
+
+def test_an_error_uses_the_turn_up() -> None:
+    """A client that is disconnected has had all of its turn: to connect again and again is not for free."""
+    talk = Talk()
+    talk.say(frame(PING, 0, 1, bytes(8)), limit=60)
+    assert talk.server.closed and talk.server.frames == 60
 
 
 def test_zero_windows() -> None:

@@ -27,6 +27,7 @@ from headgate.service.http2.frames import (
     settings,
 )
 from headgate.service.http2.hpack import encode, write_integer
+from headgate.service.http2.huffman import codes
 from tests.support.http2 import BLOCK, EMPTY_SETTINGS, POST, data, headers
 
 ONE = (1).to_bytes(4, "big")
@@ -62,7 +63,7 @@ FLOODS: dict[str, Callable[[], Iterator[bytes]]] = {
     "more streams than allowed": lambda: (headers(one, END_HEADERS) for one in streams()),
     "many headers": lambda: (headers(one, 5, b"\x83" + MANY_FIELDS[: 16_000 // 40]) for one in streams()),
     "HPACK bomb": lambda: _after(
-        headers(1, 5, BLOCK + b"\x40\x01a" + write_integer(4000, 0x7F, 0) + b"v" * 4000),
+        headers(1, 5, BLOCK + LARGE_ENTRY),
         headers(3, 5, b"\xbe" * 16_000),
     ),
     "HPACK table churn": lambda: (headers(one, 5, BLOCK + TABLE_CHURN) for one in streams()),
@@ -96,12 +97,25 @@ def call(stream_id: int) -> bytes:
     return headers(stream_id, END_HEADERS, CALL) + data(stream_id, body)
 
 
-# Those that need a service to answer: calls that are reset while they are decided, and answers that have no window.
+def packed(text: bytes) -> bytes:
+    """A text of HPACK in the Huffman code."""
+    bits = "".join(f"{code:0{length}b}" for code, length in map(codes().__getitem__, text))
+    bits += "1" * (-len(bits) % 8)
+    raw = int(bits, 2).to_bytes(len(bits) // 8, "big")
+    return write_integer(len(raw), 0x7F, 0x80) + raw
+
+
+HUFFMAN = BLOCK + b"\x00\x01x" + packed(b"v" * 15_000)
+
+# Those that need a service to answer: calls that are reset while they are decided, answers that have no window, and
+# heads that take long to read.
 CALLING: dict[str, Callable[[], Iterator[bytes]]] = {
+    "Huffman code": lambda: (headers(one, 5, HUFFMAN) for one in streams()),
     "calls and resets": lambda: (call(one) + frame(RST_STREAM, 0, one, bytes(4)) for one in streams()),
     "zero windows": lambda: chain([settings((INITIAL_WINDOW_SIZE, 0))], map(call, streams())),
 }
 SLOW_PREFACE = "slow preface"
+NEVER_CUT_OFF = ("Huffman code",)  # they are calls, if slow ones: their sender waits, and others do not
 OVER_SOCKETS = [*FLOODS, *CALLING, SLOW_PREFACE]
 
 CHUNK = 1 << 15  # bytes that are sent at once
