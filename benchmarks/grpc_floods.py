@@ -4,11 +4,13 @@
 
 The floods are those of the tests: four connections, in a process of their own, that are opened anew whenever the
 service closes them. The polite client is one of grpcio that makes a call every few milliseconds. It runs without a
-flood as well, and beside a process that only computes: on a machine with few cores that alone costs it some time.
+flood as well, and beside a process that only computes: on a machine with few cores that alone costs it some time. The
+flood has a low priority, because a real one would not take the processor of the service's machine.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -114,6 +116,7 @@ def bars(results: list[FloodResult]) -> list[Bar]:
 
 def flood(port: int, name: str) -> None:
     """Flood until standard input ends, then say how many connections were closed, and how many bytes sent."""
+    os.nice(10)
     if name == COMPUTING:
         threading.Thread(target=compute, daemon=True).start()
         print("started", flush=True)

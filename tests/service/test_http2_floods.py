@@ -2,12 +2,15 @@
 
 import os
 import random
+import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Iterator
 
 import hpack as other
 import pytest
 
+from headgate.service.grpc import FRAMES_PER_CALL
 from headgate.service.grpc_calls import SHOULD_RATE_LIMIT, GrpcCalls
 from headgate.service.http2.connection import MAX_STREAMS, Http2Connection
 from headgate.service.http2.frames import (
@@ -27,11 +30,15 @@ from headgate.service.http2.frames import (
 )
 from headgate.service.http2.output import STALLED_TICKS
 from headgate.service.http2.request_head import RequestHead
+from headgate.service.listeners import CALLS_PER_TURN
 from headgate.service.rls_messages import DescriptorStatus, RateLimitRequest, RateLimitResponse
-from tests.support.floods import FLOODS, HUFFMAN, TABLE_CHURN
+from tests.support.floods import CALLING, FLOODS, HUFFMAN, TABLE_CHURN
 from tests.support.http2 import ALL, BLOCK, Talk, data, frames, goaways, headers, resets
 
 CONNECTIONS = int(os.environ.get("HEADGATE_MUTATED_CONNECTIONS", "3000"))
+READ = 1 << 18  # bytes of one read, as uvloop reads
+ENOUGH = 2 << 20  # bytes of a flood
+TURN = 0.02  # seconds
 MEMORY = 4 << 20  # bytes that a flood may make one connection keep
 
 
@@ -68,6 +75,32 @@ def test_calls_pay_for_their_windows() -> None:
         talk.say(frame(WINDOW_UPDATE, 0, 0, (101).to_bytes(4, "big")) + frame(PING, 0, 0, bytes(8)))
         talk.say(frame(RST_STREAM, 0, stream_id, bytes(4)))
     assert not talk.server.closed and len(talk.bodies) == 15_000
+
+
+def longest_turn(make: Callable[[], Iterator[bytes]]) -> float:
+    """The most seconds that the processor spends on what a flood makes of one turn of the event loop."""
+    talk, pieces = Talk(), make()
+    longest = sent = 0.0
+    while sent < ENOUGH and not talk.server.closed:
+        chunk = b""
+        while len(chunk) < READ:
+            chunk += next(pieces)
+        sent += len(chunk)
+        while chunk or (talk.server.backlog and not talk.server.closed):
+            began = time.thread_time()
+            talk.server.receive(chunk, CALLS_PER_TURN * FRAMES_PER_CALL)
+            longest = max(longest, time.thread_time() - began)
+            chunk = b""
+            talk.server.take_output()
+            talk.bodies.clear()
+            talk.heads.clear()
+    return longest
+
+
+@pytest.mark.parametrize("name", [*FLOODS, *CALLING])
+def test_turns_are_short(name: str) -> None:
+    """No flood makes a turn of the event loop long, so others are served meanwhile; plain Python takes 6 ms at most."""
+    assert min(longest_turn({**FLOODS, **CALLING}[name]) for _ in range(3)) < TURN
 
 
 @pytest.mark.parametrize("block", [BLOCK + TABLE_CHURN, HUFFMAN], ids=["table churn", "Huffman code"])
