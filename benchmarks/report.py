@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import resp
+from benchmarks import grpc_calls, grpc_floods, resp
 from benchmarks.figures import FLOORS, OURS, Bar, beside, by_algorithm, peers_of, ratio, summary
 from benchmarks.service import Contender, share
 from benchmarks.team import Row
@@ -139,6 +139,27 @@ class Report:
         for one in targets:
             cells = [f"{median(one.runs):,.0f}", f"{resp.share(one, targets[0]):.2f}"]
             table.add_row(one.title, *cells, style="bold" if one.name.startswith(OURS) else "dim")
+        self.console.print(table)
+
+    def grpc(self, targets: Sequence[grpc_calls.GrpcTarget]) -> None:
+        """Show calls a second, beside grpcio.aio."""
+        title = f"gRPC, one worker, {grpc_calls.CONNECTIONS * grpc_calls.STREAMS} calls in flight, asked by h2load"
+        table = self._table(title, ["contender"], ["calls/s", "least", "most", "times grpcio.aio", "CPU us/call"])
+        for one in targets:
+            cells = [f"{one.per_second:,.0f}", f"{min(one.runs):,.0f}", f"{max(one.runs):,.0f}"]
+            cells += [f"{grpc_calls.beside(one, targets[0]):.2f}", f"{median(one.cpu_us):.1f}"]
+            table.add_row(one.name, *cells, style="bold" if one.name.startswith(OURS) else "dim")
+        self.console.print(table)
+
+    def grpc_floods(self, results: Sequence[grpc_floods.FloodResult]) -> None:
+        """Show what a polite client notices, and what became of each flood."""
+        columns = ["p50 ms", "p99 ms", "most ms", "service's CPU, p99 ms", "calls", "connections closed", "MB sent"]
+        title = f"gRPC, memory, a polite client beside {grpc_floods.CONNECTIONS} connections that flood the port"
+        table = self._table(title, ["flood"], columns)
+        for one in results:
+            cells = [f"{median(one.p50_ms):.2f}", f"{median(one.p99_ms):.2f}", f"{one.most_ms:.1f}"]
+            cells += [f"{median(one.cpu_p99_ms):.2f}", f"{one.calls:,}", f"{one.cut_off:,}", f"{one.sent / 1e6:,.0f}"]
+            table.add_row(one.name, *cells, style="dim" if one.name.startswith("(") else None)
         self.console.print(table)
 
     def web(self, framework: str, contenders: Sequence[Contender], client: str) -> None:

@@ -29,7 +29,7 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "web", "shared")
+PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -51,6 +51,7 @@ class Plan:
     peers: list[str]
     strict: bool
     json: Path
+    grpc_floods: bool = False
 
     @property
     def main_build(self) -> tuple[str, str | None]:
@@ -71,6 +72,7 @@ def arguments(argv: Sequence[str] | None) -> Plan:
     parser.add_argument("--rounds", type=int, help="rounds that count, after one of warm-up (default 7; quick 3)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the traffic: to see that it works")
     parser.add_argument("--flood", type=int, help="distinct keys in the flood (default 10,000,000; quick 1,500,000)")
+    parser.add_argument("--floods", action="store_true", help="grpc: p99 of a polite client beside floods of frames")
     parser.add_argument("--server", default="redis", help="redis (default), valkey, or the path of a server program")
     parser.add_argument("--compiled-path", metavar="DIR", help="import the compiled headgate from here")
     parser.add_argument("--pure-path", metavar="DIR", help="import the pure Python headgate from here")
@@ -93,6 +95,7 @@ def arguments(argv: Sequence[str] | None) -> Plan:
         peers=[name for name, module in MODULES.items() if find_spec(module) is not None],
         strict=options.strict,
         json=options.json,
+        grpc_floods=options.floods,
     )
 
 
@@ -275,6 +278,27 @@ def resp(plan: Plan, url: str, results: Results, progress: Progress, report: Rep
     results.bars += protocol.bars(targets)
 
 
+def grpc(plan: Plan, url: str, results: Results, progress: Progress, report: Report) -> None:
+    """Envoy's rate-limit service: one worker on memory beside grpcio.aio, and on Redis beside its HTTP port."""
+    from benchmarks import grpc_calls as calls
+
+    if absent := calls.missing():
+        report.say(f"grpc: not measured, {absent}")
+        return
+    targets = calls.throughput(url, plan.main_build[1], plan.rounds, 1 if plan.scale is QUICK else 3, progress)
+    results.parts["grpc"] = [asdict(one) for one in targets]
+    report.grpc(targets)
+    results.bars += calls.bars(targets)
+    if plan.grpc_floods:
+        from benchmarks import grpc_floods
+
+        seconds = 1 if plan.scale is QUICK else 3
+        floods = grpc_floods.measure(plan.main_build[1], min(plan.rounds, 3), seconds, progress)
+        results.parts["grpc floods"] = [asdict(one) for one in floods]
+        report.grpc_floods(floods)
+        results.bars += grpc_floods.bars(floods)
+
+
 def web(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
     """Over HTTP: FastAPI and Flask with one limit, beside the same application without, and beside a peer."""
     from benchmarks import web as doors  # needs frameworks and servers, which the other parts do not
@@ -356,7 +380,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "hybrid", "lock", "service", "resp", "shared"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -373,6 +397,8 @@ def run(plan: Plan) -> Results:
                 service(plan, server.url, results, progress, report)
             if "resp" in plan.parts:
                 resp(plan, server.url, results, progress, report)
+            if "grpc" in plan.parts:
+                grpc(plan, server.url, results, progress, report)
             if "shared" in plan.parts:
                 shared(plan, server.socket, results, progress, report)
     if "web" in plan.parts:

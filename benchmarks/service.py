@@ -105,8 +105,8 @@ def finish_client(client: subprocess.Popen[str]) -> Run:
 
 
 @contextmanager
-def process(port: int, *arguments: str, path: str | None = None) -> Iterator[None]:
-    """A server of ours, once it answers, until the end. *path* goes first on its module path."""
+def process(port: int, *arguments: str, path: str | None = None) -> Iterator[int]:
+    """A server of ours and its process id, once it answers, until the end. *path* goes first on its module path."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     if path is not None:
         environment["PYTHONPATH"] = path
@@ -121,7 +121,7 @@ def process(port: int, *arguments: str, path: str | None = None) -> Iterator[Non
         )
         try:
             _wait(port, running)
-            yield
+            yield running.pid
         finally:
             running.terminate()
             running.wait()

@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,37 @@ import pytest
 import trustme
 from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 
+from headgate.service.envoy_settings import GrpcSettings
+from headgate.service.files import read_file
 from headgate.service.grpc import WRITE_BUFFER, GrpcConnection
 from headgate.service.grpc_calls import HEALTH_CHECK, MAX_MESSAGE, RATE_LIMIT_SERVICE, SHOULD_RATE_LIMIT
-from headgate.service.http2.frames import DATA, END_HEADERS, HEADERS, PREFACE, WINDOW_UPDATE, frame
+from headgate.service.http2.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    GOAWAY,
+    HEADERS,
+    MAX_STREAM_ID,
+    NO_ERROR,
+    PING,
+    PREFACE,
+    WINDOW_UPDATE,
+    frame,
+)
 from headgate.service.http2.hpack import encode
-from headgate.service.settings import TLSSettings
+from headgate.service.settings import BadFile, Settings
 from headgate.service.shared_counters import STOPPING
 from tests.service.conftest import Start
-from tests.support.grpc_worker import PATIENCE, GrpcWorker
-from tests.support.http2 import EMPTY_SETTINGS, data, frames, headers
+from tests.support.grpc_worker import LIMITS, PATIENCE, SERVED, Certificates, GrpcWorker, Worker, start_worker
+from tests.support.http2 import EMPTY_SETTINGS, data, frames, goaways, headers
 from tests.support.servers import free_port
 from tests.support.service import eventually
 
 pytestmark = pytest.mark.server
 
-Worker = Callable[..., GrpcWorker]
+__all__ = ["start_worker"]  # a fixture
 
 WIDE = frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big"))  # room for everything that the server has to say
-
-
-@pytest.fixture
-def start_worker() -> Iterator[Worker]:
-    """Start workers that end with the test."""
-    started: list[GrpcWorker] = []
-
-    def begin(**options: Any) -> GrpcWorker:
-        started.append(GrpcWorker(**options))
-        return started[-1]
-
-    yield begin
-    for one in started:
-        one.let_go()
-        one.stop()
 
 
 @pytest.fixture
@@ -247,24 +246,6 @@ def test_tokens(start_worker: Worker) -> None:
         assert ask(channel, metadata=[("authorization", "Bearer new")])
 
 
-class Certificates:
-    """An authority, a server's certificate, and a client's, as files."""
-
-    def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
-        self.authority = authority.cert_pem.bytes()
-        server = authority.issue_cert("127.0.0.1", "localhost")
-        authority.cert_pem.write_to_path(folder / "ca.pem")
-        server.private_key_pem.write_to_path(folder / "key.pem")
-        for one in server.cert_chain_pems:
-            one.write_to_path(folder / "cert.pem", append=True)
-        client = authority.issue_cert("client.example")
-        self.client_key = client.private_key_pem.bytes()
-        self.client_chain = b"".join(one.bytes() for one in client.cert_chain_pems)
-        self.plain = TLSSettings(str(folder / "cert.pem"), str(folder / "key.pem"))
-        self.mutual = TLSSettings(str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "ca.pem"))
-
-
 def test_tls(start_worker: Worker, tmp_path: Path) -> None:
     """With a certificate the port speaks TLS and agrees on h2; a client that cannot trust it gets no answer."""
     made = Certificates(tmp_path)
@@ -299,9 +280,10 @@ def test_mutual_tls(start_worker: Worker, tmp_path: Path) -> None:
 class Callers:
     """Threads that call all the time, each on a connection of its own."""
 
-    def __init__(self, target: str, count: int) -> None:
+    def __init__(self, target: str, count: int, asked: Sequence[str] = ("now", "later")) -> None:
         self.answered = [0] * count
         self.errors: list[str] = []
+        self._asked = asked
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._call, args=(target, i)) for i in range(count)]
         for one in self._threads:
@@ -311,7 +293,7 @@ class Callers:
         with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             while not self._ended.is_set():
                 try:
-                    ask(channel, ("now", "later")[self.answered[i] % 2], i)
+                    ask(channel, self._asked[self.answered[i] % len(self._asked)], i)
                 except grpc.RpcError as error:
                     self.errors.append(f"{error.code()}: {error.details()}")
                 self.answered[i] += 1
@@ -360,8 +342,7 @@ def test_stop_answers_what_runs(worker: GrpcWorker) -> None:
 def test_connection_age(start_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old connections are replaced, at different ages, and no call fails because of it."""
     monkeypatch.setattr("headgate.service.grpc.TICK", 0.02)
-    monkeypatch.setattr("headgate.service.grpc.MAX_AGE", 0.5)
-    worker = start_worker()
+    worker = start_worker(grpc=GrpcSettings(max_connection_age=0.5))
     seen: set[object] = set()
     callers = Callers(worker.target, 2)
 
@@ -375,6 +356,40 @@ def test_connection_age(start_worker: Worker, monkeypatch: pytest.MonkeyPatch) -
     finally:
         callers.end()
     assert callers.errors == []
+    assert len({one._age_factor for one in seen if isinstance(one, GrpcConnection)}) == len(seen)
+
+
+def test_no_connection_age(start_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An age of 0 is no limit; a limit that is set later counts for connections that are open."""
+    monkeypatch.setattr("headgate.service.grpc.TICK", 0.01)
+    worker = start_worker(grpc=GrpcSettings(max_connection_age=0))
+    with grpc.insecure_channel(worker.target) as channel:
+        assert ask(channel)
+        [connection] = eventually_some(worker)
+        eventually(lambda: connection._ticks >= 100, "the connection grows old")
+        assert not connection._http2.draining()
+        worker.state.settings = Settings(grpc=GrpcSettings(max_connection_age=0.5))
+        eventually(lambda: connection not in worker.listener.connections, "the connection is closed")
+        assert ask(channel)
+
+
+def test_connection_age_grace(start_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that runs when its connection is too old is answered within the grace, and cut off after it."""
+    monkeypatch.setattr("headgate.service.grpc.TICK", 0.02)
+    worker = start_worker(grpc=GrpcSettings(max_connection_age=0.1, max_connection_age_grace=PATIENCE))
+    with grpc.insecure_channel(worker.target) as channel:
+        call = rls_pb2_grpc.RateLimitServiceStub(channel).ShouldRateLimit.future(request("never", 3), timeout=PATIENCE)
+        eventually(lambda: worker.rules.waiting == 1, "the call has come")
+        [connection] = eventually_some(worker)
+        eventually(lambda: connection._http2._final >= 0, "the last stream is announced")
+        worker.let_go()
+        assert call.result().statuses[0].limit_remaining == 3
+        eventually(lambda: connection not in worker.listener.connections, "the connection is closed")
+    worker.rules.go_on.clear()
+    worker.state.settings = Settings(grpc=GrpcSettings(max_connection_age=0.1, max_connection_age_grace=0.2))
+    with grpc.insecure_channel(worker.target) as channel:
+        assert code_of(lambda: ask(channel, "never"))[0] == "UNAVAILABLE"
+        eventually(lambda: worker.rules.cancelled == 1, "the decision is cancelled")
 
 
 def test_idle_connections(start_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,3 +483,52 @@ def test_service(start: Start) -> None:
         assert channel.unary_unary(HEALTH_CHECK)(b"", timeout=PATIENCE, wait_for_ready=True) == b"\x08\x01"
         assert service.stop() == 0
     assert "Traceback" not in service.log() and "cut off" not in service.log()
+
+
+def test_service_connection_age(start: Start) -> None:
+    """With [grpc] max_connection_age, a client gets GOAWAY at that age; its next call is made elsewhere, none fails."""
+    port = free_port()
+    aged = SERVED + "[grpc]\nmax_connection_age = 1\n"
+    service = start("--grpc-port", str(port), config=aged, files={"limits.yaml": LIMITS})
+    callers = Callers(f"127.0.0.1:{port}", 2, ("now",))
+    try:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+                client.sendall(PREFACE + EMPTY_SETTINGS)
+                heard = read_until(client, GOAWAY, 0)
+                assert goaways(heard) == [(MAX_STREAM_ID, NO_ERROR)]
+                [ping] = [one for one in heard if one.kind == PING] or read_until(client, PING, 0)
+                client.sendall(frame(PING, ACK, 0, ping.payload))
+                assert goaways(read_until(client, GOAWAY, 0)) == [(0, NO_ERROR)]
+                assert client.recv(100) == b""
+        callers.all_call(5)
+    finally:
+        callers.end()
+    assert callers.errors == []
+    assert service.stop() == 0 and "cut off" not in service.log()
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        (
+            "max_connection_age = 0.5",
+            "grpc.max_connection_age: 0.5 seconds would be spent on connecting; give",
+        ),
+        ("max_connection_age = -1", "grpc.max_connection_age: expected `float` >= 0"),
+        ("max_connection_age = inf", "grpc.max_connection_age: expected `float` <= 31536000"),
+        ("max_connection_age = '30m'", "grpc.max_connection_age: expected `float`, got `str`"),
+        ("max_connection_age_grace = 0", "grpc.max_connection_age_grace: expected `float` >= 1"),
+        (
+            "max_age = 5",
+            "grpc.max_age: there is no such setting; known are max_connection_age,",
+        ),
+    ],
+)
+def test_bad_settings(tmp_path: Path, line: str, why: str) -> None:
+    """What [grpc] cannot mean is refused with its line and what would be right."""
+    file = tmp_path / "headgate.toml"
+    file.write_text(f"[grpc]\n{line}\n")
+    with pytest.raises(BadFile) as raised:
+        read_file(file)
+    assert f"headgate.toml:2: {why}" in str(raised.value)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
+import pytest
+import trustme
 import uvloop
 
 from headgate.errors import StoreUnavailable
+from headgate.service.envoy_settings import GrpcSettings
 from headgate.service.listeners import Listener
 from headgate.service.rls_messages import OK, OVER_LIMIT, DescriptorStatus, RateLimitRequest, RateLimitResponse
 from headgate.service.settings import Settings, TLSSettings
@@ -20,6 +24,8 @@ from tests.support.servers import check_allowed
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds
+LIMITS = "domain: demo\ndescriptors:\n- {key: now, rate_limit: {unit: hour, requests_per_unit: 1000000}}\n"
+SERVED = "[envoy]\nfiles = ['limits.yaml']\n"
 
 
 class ScriptedRules:
@@ -80,19 +86,22 @@ class GrpcWorker:
         tokens: Sequence[tuple[str, str]] = (),
         tls: TLSSettings | None = None,
         port: int = 0,
+        grpc: GrpcSettings | None = None,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> None:
         check_allowed()
         self.loop = new_loop()
         self.rules = ScriptedRules()
+        settings = Settings(grpc_port=port, tls=tls, grpc=grpc or GrpcSettings())
         self.state = SimpleNamespace(
             envoy=self.rules if rules else None,
             tokens=Tokens([(digest(token), scope) for token, scope in tokens]),
+            settings=settings,
         )
         header, gauges = [0] * (STOPPING + 1), [0] * (PROBLEMS + 1)
         app = SimpleNamespace(state=self.state, counters=SimpleNamespace(header=header), gauges=gauges)
         self.app: Any = app
-        self.listener = Listener("grpc", cast(Any, app), self.loop, Settings(grpc_port=port, tls=tls))
+        self.listener = Listener("grpc", cast(Any, app), self.loop, settings)
         self.port: int = self.listener.info()["port"]
         self.target = f"127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self.loop.run_forever)
@@ -118,3 +127,39 @@ class GrpcWorker:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE)
         self.loop.close()
+
+
+Worker = Callable[..., GrpcWorker]
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Worker]:
+    """Start workers that end with the test."""
+    started: list[GrpcWorker] = []
+
+    def begin(**options: Any) -> GrpcWorker:
+        started.append(GrpcWorker(**options))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.let_go()
+        one.stop()
+
+
+class Certificates:
+    """An authority, a server's certificate, and a client's, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        self.authority = authority.cert_pem.bytes()
+        server = authority.issue_cert("127.0.0.1", "localhost")
+        authority.cert_pem.write_to_path(folder / "ca.pem")
+        server.private_key_pem.write_to_path(folder / "key.pem")
+        for one in server.cert_chain_pems:
+            one.write_to_path(folder / "cert.pem", append=True)
+        client = authority.issue_cert("client.example")
+        self.client_key = client.private_key_pem.bytes()
+        self.client_chain = b"".join(one.bytes() for one in client.cert_chain_pems)
+        self.plain = TLSSettings(str(folder / "cert.pem"), str(folder / "key.pem"))
+        self.mutual = TLSSettings(str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "ca.pem"))

@@ -16,7 +16,7 @@ PREFIX = "HEADGATE_"
 DEFAULTS = {
     name: value
     for name, value in msgspec.structs.asdict(Settings()).items()
-    if name not in ("rules", "plans", "tokens", "tls", "envoy")
+    if name not in ("rules", "plans", "tokens", "tls", "envoy", "grpc")
 }
 NAMES = [*(name.upper() for name in DEFAULTS), "CONFIG", *(f"{scope.upper()}_TOKEN" for scope in SCOPES)]
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}

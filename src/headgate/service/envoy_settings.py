@@ -1,4 +1,4 @@
-"""What the settings say about Envoy's rate limits, the types of its YAML, and the names of its rules.
+"""What the settings say about the gRPC port and Envoy's rate limits, the types of its YAML, the names of its rules.
 
 A rule is named by its domain and by the way to it: `shop/route=/login|ip` is the child `ip` of the descriptor `route`
 with the value `/login` in the domain `shop`. Metrics show that name, and `[envoy.rules]` takes it.
@@ -27,6 +27,18 @@ MAX_COUNT = 1_000_000_000  # the most that a quota of headgate counts
 _Quotas = str | list[str]
 
 
+class GrpcSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Connections of the gRPC port. A reload counts for open ones too."""
+
+    max_connection_age: Annotated[
+        float,
+        Meta(ge=0, le=365 * _DAY, description="seconds, 10 % more or less; then the client connects anew; 0: no limit"),
+    ] = 1800.0
+    max_connection_age_grace: Annotated[
+        float, Meta(ge=1, le=_DAY, description="seconds that calls get to end once their connection is to be closed")
+    ] = 30.0
+
+
 class EnvoyRuleSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What one rule of the YAML does otherwise; or, under the name of a domain alone, all of its rules."""
 
@@ -48,6 +60,13 @@ class EnvoySettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     shadow: Annotated[bool, Meta(description="every rule decides and counts, and allows")] = False
     merge_domains: Annotated[bool, Meta(description="several files may have rules of one domain")] = False
     rules: dict[str, EnvoyRuleSettings] = {}
+
+
+def grpc_problems(grpc: GrpcSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What the types allow of [grpc] and the service cannot use, as `problems` says it of [envoy]."""
+    if 0 < grpc.max_connection_age < 1:
+        why = f"{grpc.max_connection_age:g} seconds would be spent on connecting; give at least 1, or 0 for no limit"
+        yield ("max_connection_age",), why
 
 
 def problems(envoy: EnvoySettings) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -1,8 +1,8 @@
 """The gRPC listener: connections of Envoy's rate-limit service on the worker's event loop.
 
 `http2` and `grpc_calls` know the protocol; here are the socket, the clock and the tasks. A connection is closed, after
-its calls were answered, when it is idle for IDLE seconds or lives for MAX_AGE, a little more or less: clients then
-connect anew, and find workers and instances that have been added.
+its calls were answered, when it is idle for IDLE seconds or as old as [grpc] max_connection_age says, a little more or
+less: clients then connect anew, and find workers and instances that have been added.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ logger = logging.getLogger("headgate.service")
 
 TICK = 1.0  # seconds
 IDLE = 900  # seconds without a call
-MAX_AGE = 1_800  # seconds
-AGE_JITTER = 0.1  # of it, more or less, so that clients that came together do not leave together
-DRAIN_TICKS = 30  # for calls to end once the connection is to be closed
+AGE_JITTER = 0.1  # of max_connection_age, so that clients that came together do not leave together
 STUCK_TICKS = 30  # for a peer that does not read what it is sent
 WRITE_BUFFER = 1 << 18  # bytes that the peer has not taken; no more calls are read then
 FRAMES_PER_CALL = 2
@@ -91,8 +89,8 @@ class GrpcConnection(asyncio.Protocol):
         self._write_paused = False
         self._waiting = False  # for its turn
         self._flushing = False
-        self._ticks_left = round(MAX_AGE / TICK * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER))
-        self._idle_ticks = self._drain_ticks = self._stuck_ticks = 0
+        self._age_factor = random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+        self._ticks = self._idle_ticks = self._drain_ticks = self._stuck_ticks = 0
         self._requests_seen = 0
 
     # The transport calls these.
@@ -124,6 +122,7 @@ class GrpcConnection(asyncio.Protocol):
             self._timer.cancel()
         for task in list(self._tasks.values()):
             task.cancel()
+        self._http2.release()  # connections that come and go would pile up until the next collection of cycles
         self._listener.remove(self)
 
     # The listener calls these.
@@ -194,12 +193,14 @@ class GrpcConnection(asyncio.Protocol):
             self._requests_seen = http2.requests
             self._idle_ticks = 0
         self._idle_ticks += 1
-        self._ticks_left -= 1
-        if self._ticks_left <= 0 or self._idle_ticks > IDLE / TICK:
+        self._ticks += 1
+        limits = self._app.state.settings.grpc
+        oldest = limits.max_connection_age * self._age_factor
+        if self._idle_ticks > IDLE / TICK or (oldest and self._ticks * TICK >= oldest):
             http2.drain()
         self._drain_ticks += http2.draining()
         self._stuck_ticks += self._write_paused or self._transport.is_closing()
-        if self._drain_ticks > DRAIN_TICKS or self._stuck_ticks > STUCK_TICKS:
+        if self._drain_ticks * TICK > limits.max_connection_age_grace or self._stuck_ticks > STUCK_TICKS:
             self._transport.abort()
         else:
             self._flush()

@@ -22,7 +22,14 @@ from headgate.service.concurrency_settings import (
     concurrency_problems,
     concurrency_store_refusal,
 )
-from headgate.service.envoy_settings import Counting, EnvoyRuleSettings, EnvoySettings, problems
+from headgate.service.envoy_settings import (
+    Counting,
+    EnvoyRuleSettings,
+    EnvoySettings,
+    GrpcSettings,
+    grpc_problems,
+    problems,
+)
 from headgate.service.hybrid_settings import Accuracy, HybridSettings, rule_refusal, store_refusal
 from headgate.stores.base import SCHEMES, scheme_of
 from headgate.web.client_ip import parse_network
@@ -104,6 +111,9 @@ class TLSSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     client_ca: Annotated[str, Meta(description="file with the authorities of clients' certificates, PEM")] = ""
 
 
+TABLES = {"tokens": TokenSettings, "tls": TLSSettings, "grpc": GrpcSettings}  # those with fields of their own
+
+
 class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """All settings of the file. Host, ports, tls, workers, log_format and what is the store's need a restart."""
 
@@ -136,6 +146,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     plans: Annotated[dict[str, Quotas], Meta(description="quotas that overrides can name")] = {}
     tokens: list[TokenSettings] = []
     envoy: EnvoySettings = msgspec.field(default_factory=EnvoySettings)
+    grpc: GrpcSettings = msgspec.field(default_factory=GrpcSettings)
 
 
 class BadFile(ValueError):
@@ -192,7 +203,9 @@ def _convert(raw: Any, kind: type[Any], path: tuple[str | int, ...]) -> Any:
     path = (*path, *(int(number) if number else name for name, number in steps))
     if unknown := re.search("unknown field `(.*)`", why):
         kind = HybridSettings if path[-1:] == ("hybrid",) else kind
-        kind = {"tokens": TokenSettings, "tls": TLSSettings}.get(str(path[0]) if path else "", kind)
+        kind = {"tokens": TokenSettings, "tls": TLSSettings, "grpc": GrpcSettings}.get(
+            str(path[0]) if path else "", kind
+        )
         why = f"there is no such setting; known are {', '.join(kind.__struct_fields__)}"
         path = (*path, unknown[1])
     raise BadSetting(path, explain(path, why))
@@ -253,6 +266,8 @@ def check(settings: Settings) -> None:
         _check_rule(("rules", name), name, rule, settings.plans)
     for path, why in problems(settings.envoy):
         raise BadSetting(("envoy", *path), why)
+    for path, why in grpc_problems(settings.grpc):
+        raise BadSetting(("grpc", *path), why)
     for i, token in enumerate(settings.tokens):
         if bool(token.sha256) == bool(token.file):
             raise BadSetting(("tokens", i), "give sha256 or file, one of them; `headgate token` prints both")

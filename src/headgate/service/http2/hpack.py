@@ -16,6 +16,7 @@ Field = tuple[str, str]
 TABLE_SIZE: Final = 4096  # bytes of the dynamic table, the protocol's default
 MAX_HEADER_LIST: Final = 16_384  # bytes of a list that is kept; the peer is told
 HARD_HEADER_LIST: Final = 65_536  # bytes of a list that ends the connection
+PACKED: Final = 0x80  # in the first byte of a text: it is in the Huffman code
 OVERHEAD: Final = 32  # bytes that each field counts for beyond its own
 _MAX_INTEGER: Final = 1 << 24
 
@@ -47,7 +48,7 @@ _STATIC_SIZE: Final = 61
 class HeaderDecoder:
     """The decoder of one connection; its table changes from block to block."""
 
-    __slots__ = ("_entries", "_limit", "_size", "changes", "fields_read", "oversized")
+    __slots__ = ("_entries", "_limit", "_size", "changes", "fields_read", "oversized", "packed_read")
 
     def __init__(self) -> None:
         self._entries: list[Field] = []  # newest last
@@ -55,6 +56,7 @@ class HeaderDecoder:
         self._limit = TABLE_SIZE
         self.changes = 0  # of the table: a block seen before means the same only as long as this stays
         self.fields_read = 0  # in the last block
+        self.packed_read = 0  # bytes in the Huffman code, there
         self.oversized = False  # the list of the last block was longer than what is kept
 
     def decode(self, block: bytes) -> list[Field]:
@@ -64,6 +66,7 @@ class HeaderDecoder:
         end = len(block)
         total = 0
         self.fields_read = 0
+        self.packed_read = 0
         self.oversized = False
         while at < end:
             byte = block[at]
@@ -82,8 +85,8 @@ class HeaderDecoder:
                 if index:
                     name = self._field(index)[0]
                 else:
-                    name, at = read_string(block, at, end)
-                value, at = read_string(block, at, end)
+                    name, at = self._read_string(block, at, end)
+                value, at = self._read_string(block, at, end)
                 field = name, value
                 if kept:
                     self._insert(field)
@@ -96,6 +99,12 @@ class HeaderDecoder:
                 if total > HARD_HEADER_LIST:
                     raise Http2Error(ENHANCE_YOUR_CALM, f"headers of more than {HARD_HEADER_LIST} bytes")
         return fields
+
+    def _read_string(self, block: bytes, at: int, end: int) -> tuple[str, int]:
+        text, stop = read_string(block, at, end)
+        if block[at] & PACKED:
+            self.packed_read += stop - at
+        return text, stop
 
     def table_size(self) -> int:
         """Bytes in the dynamic table."""
@@ -156,7 +165,7 @@ def read_string(block: bytes, at: int, end: int) -> tuple[str, int]:
     """A text, and the place behind it. Bytes beyond ASCII become the characters of Latin-1."""
     if at >= end:
         raise Http2Error(COMPRESSION_ERROR, "the block ends before a text")
-    packed = block[at] & 0x80
+    packed = block[at] & PACKED
     size, at = read_integer(block, at, end, 0x7F)
     stop = at + size
     if stop > end:

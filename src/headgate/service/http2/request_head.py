@@ -13,6 +13,8 @@ from headgate.service.http2.hpack import Field, HeaderDecoder
 
 MAX_HEADS: Final = 256  # remembered by each connection
 MAX_BLOCK: Final = 512  # bytes of a block that is remembered
+PACKED_PER_WORK: Final = 8  # bytes in the Huffman code that take as long as a field
+WORK_PER_FRAME: Final = 8  # fields that take as long as a frame
 
 _NAME: Final = re.compile(r"[!-9;-@\[-~]+")  # printable, without capitals and colons
 _BAD_VALUE: Final = re.compile(r"[\x00\r\n]|^[ \t]|[ \t]$")
@@ -60,18 +62,19 @@ class RequestHead:
 class RequestHeads:
     """Reads the blocks of one connection."""
 
-    __slots__ = ("_decoder", "_known", "work")
+    __slots__ = ("_decoder", "_known", "frames", "work")
 
     def __init__(self) -> None:
         self._decoder = HeaderDecoder()
         self._known: dict[bytes, RequestHead] = {}
         self.work = 0  # that the last block made: its fields, and what it changed in the table; 0 if it was remembered
+        self.frames = 0  # ordinary ones that take as long as the last block took
 
     def read(self, block: bytes) -> RequestHead:
         """The head in *block*; `Http2Error` if the block cannot be decoded."""
         known = self._known.get(block)
         if known is not None:
-            self.work = 0
+            self.work = self.frames = 0
             return known
         before = self._decoder.changes
         head = make_head(self._decode(block))
@@ -96,6 +99,7 @@ class RequestHeads:
         fields = decoder.decode(block)
         changes = decoder.changes - before
         self.work = decoder.fields_read + 2 * changes
+        self.frames = (self.work + decoder.packed_read // PACKED_PER_WORK) // WORK_PER_FRAME
         if changes:
             self._known.clear()
         return fields
