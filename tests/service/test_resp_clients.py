@@ -1,12 +1,15 @@
 """Clients of the Redis protocol: real ones, and what others send when they connect."""
 
+import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from tests.service.deploy.tools import NODE_MODULES, node, node_reason
 from tests.support.resp import RespSocket, command, port_of
 from tests.support.servers import _wheel
 from tests.support.service import Service
@@ -55,6 +58,34 @@ def test_redis_cli(resp_service: Service, key: str) -> None:
     typed = "PING\nheadgate.check login x\nselect 0\nquit\n"
     found = subprocess.run(program, input=typed, capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.split()[0] == "PONG" and "OK" in found.stdout
+
+
+NODE_CLIENT = Path(__file__).parents[1] / "support" / "resp_client.js"
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(node(name) is None, reason=node_reason(name)))
+        for name in ("redis", "ioredis")
+    ],
+)
+def test_node(resp_service: Service, package: str, key: str) -> None:
+    """node-redis and ioredis connect, send commands together, and get replies and errors in their order."""
+    commands = [["CL.THROTTLE", key, "15", "30", "60"], *[["HEADGATE.CHECK", "login", key]] * 6, ["GET", "x"], ["PING"]]
+    options = {
+        "modules": str(NODE_MODULES),
+        "package": package,
+        "port": port_of(resp_service),
+        "commands": commands,
+    }
+    program = [str(node(package)), str(NODE_CLIENT), json.dumps(options)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    throttled, *checked, refused, pong = json.loads(done.stdout)
+    assert throttled == [0, 16, 15, -1, 2]
+    assert [row[2] for row in checked] == [4, 3, 2, 1, 0, 0]
+    assert "unknown command 'GET'" in refused["error"] and pong == "PONG"
 
 
 # What clients send before the first command of the application, as recorded, and the beginning of each reply.

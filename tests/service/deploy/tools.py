@@ -60,7 +60,7 @@ PROGRAMS = {
     "promtool": Program(("promtool",), "usr/bin/promtool", "prometheus"),
 }
 GRPC_JS = "@grpc/grpc-js"
-NODE_PACKAGES = {GRPC_JS: "1.14.7"}
+NODE_PACKAGES = {GRPC_JS: "1.14.7", "ioredis": "6.0.0", "redis": "6.3.1"}
 NODE = HOUSE / "build" / "node"
 NODE_MODULES = NODE / "node_modules"
 FONT = "fonts-inter"  # only so that pictures of the page look like the page on most machines
