@@ -1,8 +1,10 @@
 """Servers, stores and their callers, and a bound on every test's time."""
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any, get_args, get_type_hints
 
@@ -50,6 +52,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "framework: needs a web framework; set by itself, `make check` leaves it out")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no web framework where `-m` leaves out all tests that need one: every worker would do so."""
+    return True if "not framework" in config.option.markexpr and _needs_framework(collection_path) else None
+
+
+def _needs_framework(path: Path) -> bool:
+    tests = path.name.startswith("test_") and path.name not in WITHOUT_FRAMEWORK
+    return tests and path.parent.name in ("web", "limits")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that need a server: by the types that their fixtures give, and by the rows of their tables.
@@ -58,13 +70,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark that was forgotten fails there, on every machine.
     """
     for item in items:
-        if item.path.parent.name in ("web", "limits") and item.path.name not in WITHOUT_FRAMEWORK:
+        if _needs_framework(item.path):
             item.add_marker("framework")
         if isinstance(item, pytest.Function) and (_has_server_row(item) or _has_server_fixture(item)):
             item.add_marker("server")
     other = [item for item in items if _build_of(item) not in ("", "compiled" if COMPILED else "plain")]
     items[:] = [item for item in items if item not in other]
     config.hook.pytest_deselected(items=other)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the thousands of collected tests out of every later garbage collection."""
+    gc.freeze()
 
 
 def _build_of(item: pytest.Item) -> str:

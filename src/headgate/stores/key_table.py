@@ -323,10 +323,15 @@ class BucketTable(IntegerTable):
         self.rate = algorithm.rate
         self.cost = algorithm.cost
         self.room = algorithm.room
+        self.max_debt = self.room - self.cost  # a call for one permit passes with this debt, and not with more
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
-        cost = self.cost if permits is ONE else multiply(check_permits(permits, self.law.limit), self.cost)
-        now = 0
+        if permits is ONE:
+            cost = self.cost
+            max_debt = self.max_debt
+        else:
+            cost = multiply(check_permits(permits, self.law.limit), self.cost)
+            max_debt = self.room - cost
         try:
             if LOCKED:
                 self.lock.acquire()
@@ -338,32 +343,33 @@ class BucketTable(IntegerTable):
                 self.sweep(now)
             states = self.states
             if not COMPILED:
-                state = states[key]  # 4 % of a decision quicker than `get`, which is quicker for a new key
+                paid_at: int = states[key]  # 4 % of a decision quicker than `get`, which is quicker for a new key
             elif (state := states.get(key)) is None:
                 return self.admit_new_key(key, now, cost // self.cost)
-            paid_at: int = state
+            else:
+                paid_at = state
             start = now if self.rate == 1 else multiply(now, self.rate)
             debt = paid_at - start
             if debt < 0:
                 debt = 0
-            after = debt + cost
-            if after > self.room:
-                denial = LimiterDecision()
-                denial._allowed = denial._degraded = False
-                denial._units = self.law
-                denial._used = denial._reset = debt
-                denial._retry = after - self.room
-                return denial
-            states[key] = start + after  # saved before the decision is made, which may start a garbage collection
+                paid_at = start
+            if debt > max_debt:
+                decision = LimiterDecision()
+                decision._allowed = decision._degraded = False
+                decision._units = self.law
+                decision._used = decision._reset = debt
+                decision._retry = debt - max_debt
+                return decision
+            states[key] = paid_at + cost  # saved before the decision is made, which may start a garbage collection
             decision = LimiterDecision()
             decision._allowed = True
             decision._degraded = False
             decision._units = self.law
-            decision._used = decision._reset = after
+            decision._used = decision._reset = debt + cost
             decision._retry = 0
             return decision
         except KeyError:
-            return self.admit_new_key(key, now, cost // self.cost)
+            return self.admit_new_key(key, self.now(), cost // self.cost)
         except TypeError:
             check_key(key)  # an unhashable key: the error says what a key is
             raise
