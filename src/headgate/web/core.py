@@ -478,7 +478,7 @@ class WholeApp(RateLimitsBase[Limit]):
 
 
 def tighter(made: Decision, than: Decision | None) -> bool:
-    """Whether the client should hear of *made* rather than of *than*."""
+    """Whether *made* limits the client more than *than*, so that the client is told the numbers of *made*."""
     if than is None:
         return True
     if made.allowed != than.allowed:

@@ -61,7 +61,7 @@ class FirstRequests:
             self._warn_of_workers(reason)
 
     def look_at(self, exchange: Exchange) -> None:
-        """To be called while `left` is not 0."""
+        """Look at one request, and log what is wrong. Callers skip this when `left`, the requests to look at, is 0."""
         self.left -= 1
         if self._per_process and exchange.is_multiprocess():
             self._warn_of_workers("the server says that it runs several processes")
