@@ -597,8 +597,8 @@ WRONG = {
     "[rules.x]\nquotas='5/s'\noverrides={a=5}\n": "rules.x.overrides.a: 5 is no quota; write one such as",
     "[rules.x]\nlease=5\n": "rules.x.lease: only a rule with concurrency",
     "[rules.x]\nshadow=true\n": "rules.x: a rule needs quotas, .* or concurrency = 20",
-    f"workers=2\n{X}5\n": "rules.x.concurrency: 2 workers cannot share slots in memory; set store to redis://",
-    f"store='shared://a'\n{X}5\n": "rules.x.concurrency: the store shared:// keeps no slots; set store to redis://",
+    f"workers=2\n{X}5\n": ":3: rules.x.concurrency: 2 workers cannot share slots in memory; set store to redis://",
+    f"store='shared://a'\n{X}5\n": ":3: rules.x.concurrency: the store shared:// keeps no slots; set store to redis://",
 }
 
 

@@ -170,8 +170,8 @@ def test_redis_goes_away(start: Start, mortal_server: Server) -> None:
 
 X = "[rules.x]\nquotas='5/s'\nhybrid="
 WRONG = {
-    f"{X}true\n": "rules.x.hybrid: .* the store is memory://; .*redis://host",
-    f"store='shared://a'\n{X}true\n": "rules.x.hybrid: .* the store is shared://",
+    f"{X}true\n": ":3: rules.x.hybrid: .* the store is memory://; .*redis://host",
+    f"store='shared://a'\n{X}true\n": ":4: rules.x.hybrid: .* the store is shared://",
     f"{X}true\nalgorithm='leaky_bucket'\n": ":3: rules.x.hybrid: leases cannot serve leaky_bucket; use one of token",
     f"{X}true\nalgorithm='sliding_window'\n": "leases cannot serve sliding_window; use one of token_bucket",
     "[rules.x]\nquotas=['5/s', '9/h']\nhybrid=true\n": "rules.x.hybrid: a hybrid rule takes one quota, got 2",

@@ -396,6 +396,7 @@ def test_several_workers(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == bool(reason)
     assert all(reason in text and "shared://" in text and "redis://" in text for text in told)
+    assert all(text.startswith("RateLimits is on memory://") for text in told)
 
 
 def test_server_with_several_processes(door: Door, caplog: pytest.LogCaptureFixture) -> None:

@@ -264,3 +264,17 @@ def test_recipes(framework: str, yes: int, no: int, tmp_path: Path) -> None:
         str([yes]),
         str([no, no, no, 429]),
     ]
+
+
+def test_warning_names_the_throttle(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A throttle in the memory of each worker is named, so that it is not taken for the `RateLimits` beside it."""
+    monkeypatch.setenv("WEB_CONCURRENCY", "4")
+    throttle = LoginThrottle()
+    flask_request = flask.Flask(__name__).test_request_context(
+        headers={"X-Forwarded-For": WORK}, environ_base={"REMOTE_ADDR": "10.0.0.1"}
+    )
+    with flask_request, throttle.attempt(flask.request, "ann") as attempt:
+        attempt.succeeded()
+    workers, proxy = (record.getMessage() for record in caplog.records)
+    assert workers.startswith("LoginThrottle is on memory://") and "WEB_CONCURRENCY is 4" in workers
+    assert proxy.endswith("trusted_proxies=['10.0.0.1'] of LoginThrottle")

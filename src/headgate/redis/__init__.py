@@ -7,11 +7,11 @@ execute.py       how a call is made: breaker, server, retries; a plan (see `head
 sync_client.py   SyncExecutor and its connections, for threads
 shared_trips.py  SharedTrips: threads that ask a server at the same moment share a trip
 async_client.py  AsyncExecutor, for an event loop
-batching.py      BatchSender: the connections of an event loop; calls awaited together become one round trip
+batching.py      BatchSender: an event loop's connections, round trips and time-outs; refunds of cancelled calls
 merging.py       calls that travel together are few commands
 topology.py      which server to ask: single, Sentinel or Cluster
 url.py           what a URL says of servers, connections and time-outs
-breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
+breaker.py       internal, not `coordination.CircuitBreaker`: opens when a server does not answer three calls in a row
 probe.py         looks in the background whether that server is back
 health.py        a health check of a server
 servers.py       figures of every server: of each primary of a Cluster

@@ -43,7 +43,7 @@ settings.py              the settings: types, and checks that types cannot expre
 concurrency_settings.py  concurrency in the settings, and what it can be used with
 hybrid_settings.py       hybrid rules in the settings, and what leases can serve
 environment.py           settings from the environment and the command line
-files.py                 settings from a file; errors name the line
+files.py                 settings from a file, TOML or YAML; errors name the line
 reloads.py               settings read again when a file changes
 
 store.py                 the store of a worker, and its connections

@@ -114,7 +114,7 @@ class State:
         self.rule_set = RuleSet(settings, store, counters, hybrids)
         trusted = [parse_network(text) for text in settings.trusted_proxies]
         self.client_ip = RequestClientIP(trusted, settings.client_headers, settings.ipv6_prefix)
-        self.warned_of_proxy = False  # that it is not trusted
+        self.warned_of_proxy = False  # whether the log has the warning that a proxy is not in trusted_proxies
         self.ietf_headers = settings.ietf_headers
         # rule, key, key as JSON and cost of queries that came before
         self.seen: dict[str, tuple[CompiledRule, str, str, int]] = {}

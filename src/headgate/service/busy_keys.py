@@ -35,7 +35,7 @@ class BusyKeys:
         self._hinted: set[str] = set()
 
     def add(self, rule: str, key: str) -> None:
-        """Count a check in the place of EVERY checks."""
+        """Count a check that was sampled; `top` multiplies its count by EVERY."""
         self.until_next = EVERY
         entry = rule, key
         if entry not in self._counts and len(self._counts) >= 2 * KEPT:

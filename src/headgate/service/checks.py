@@ -46,7 +46,10 @@ MAX_WAITERS = 4000  # in one worker; a check beyond them is answered at once
 
 
 def check(app: App, scope: Scope, protocol: HTTPProtocol) -> Awaitable[Response | None]:
-    """Spend permits: 200 when granted, 429 when not. No coroutine of its own: that would cost more than this does."""
+    """Spend permits: 200 when granted, 429 when not.
+
+    A plain function that returns what to await: a coroutine around it would cost more than its own lines.
+    """
     began = perf_counter_ns()
     state = app.state
     if state.checks_guarded:

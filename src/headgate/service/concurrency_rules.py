@@ -50,7 +50,7 @@ def open_slots(store: Store, settings: Settings) -> CoordinationBackend:
 
 
 class LastStoreError:
-    """Why the store did not answer last, in the form in which the log of outages asks for it."""
+    """Stands where other rules have a limiter: `record` asks it, by `store_health`, why the store did not answer."""
 
     last_error = ""
 

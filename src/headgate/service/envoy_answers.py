@@ -62,7 +62,8 @@ def _headers(answers: Sequence[Answered], statuses: Sequence[DescriptorStatus], 
     ]
     if not allowed:
         waits = [_seconds(found) for one, found in over if not one.rule.quota]
-        quotas = [_seconds(found) for one, found in over if one.rule.quota]  # one that recovers is enough
+        # Rules in quota_mode refuse a call only together, so the client may come back when the first of them recovers.
+        quotas = [_seconds(found) for one, found in over if one.rule.quota]
         headers.append(("Retry-After", str(max([1, *waits, *([min(quotas)] if quotas else [])]))))
     return headers
 

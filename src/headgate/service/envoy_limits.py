@@ -77,8 +77,10 @@ class EnvoyRule:
         self.unlimited = limit.unlimited
         self.counter = counter  # the name of its limiters
         self.shadow = self.quota = self.drain = False
-        self.plain = False  # decided in this process, in force, and on its own
-        self.capacity = self.extra = 0  # what the YAML gives above the most that a quota counts
+        self.plain = False  # needs no round trip, and is neither in shadow_mode nor in quota_mode
+        self.capacity = self.extra = (
+            0  # extra: what the limit of the YAML has above MAX_COUNT, which quotas cannot count
+        )
         self.window = 0  # microseconds of a fixed window
         if self.kind == "fixed_window" and limit.unit:
             self.window = SECONDS[limit.unit] * 1_000_000

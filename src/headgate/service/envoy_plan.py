@@ -115,7 +115,10 @@ def _look(checks: Sequence[DescriptorCheck]) -> Generator[StoreStep, list[Decisi
 
 
 def _refuse_impossible(checks: Sequence[DescriptorCheck], add_up: bool = True) -> None:
-    """Refuse what is above the capacity, which a limiter would not take for a question; equal ones *add_up*."""
+    """Refuse checks of more hits than the capacity, for which a limiter would raise `PermitsExceedLimit`.
+
+    *add_up*: the hits of checks with one counter and key are counted together.
+    """
     asked: dict[tuple[str, str], int] = {}
     for check in checks if add_up and len(checks) > 1 else ():
         counter = check.rule.counter, check.key
@@ -127,7 +130,7 @@ def _refuse_impossible(checks: Sequence[DescriptorCheck], add_up: bool = True) -
 
 
 def _see_refused(checks: Sequence[DescriptorCheck]) -> Generator[StoreStep, list[Decision], None]:
-    """Get what was not asked yet, how things stand, and take what remains where a refused check drains."""
+    """Peek at the keys of checks that have no decision yet; then take what remains for refused checks that drain."""
     unseen = [check for check in checks if check.made is None and check.rule.capacity]
     if unseen:
         made = yield StoreStep("peek", [(check.rule, check.key, 0) for check in unseen])

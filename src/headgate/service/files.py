@@ -65,22 +65,32 @@ class Sources:
         try:
             return read_domains(settings.envoy, self._folder, compose_yaml)
         except BadSetting as error:
-            place = "" if self.file is None else f"{self.file}:{_line_in(self.file, error.path)}: "
-            raise BadFile(f"{place}{error}") from None
+            raise BadFile(f"{self._place_of(error)}{error}") from None
 
     @property
     def _folder(self) -> Path:
         """Where relative names of files begin."""
         return Path() if self.file is None else self.file.parent
 
+    def _place_of(self, error: BadSetting) -> str:
+        """File and line of a setting that only the file can have, to begin an error with."""
+        if self.file is None:
+            return ""
+        with suppress(OSError, ValueError):  # it has changed since it was read, and is no longer fine
+            return f"{self.file}:{_line_in(self.file, error.path)}: "
+        return f"{self.file}: "
+
     def _merged(self, settings: Settings) -> Settings:
         try:
             around = from_environment(self._environment, self._given) | checked("--", self._given)
             settings = msgspec.structs.replace(settings, **around)
             check(settings)
-            check_store_of_rules(settings)
         except BadSetting as error:  # the file alone was fine
             raise BadFile(str(error)) from None
+        try:
+            check_store_of_rules(settings)
+        except BadSetting as error:
+            raise BadFile(f"{self._place_of(error)}{error}") from None
         self.envoy_files = settings.envoy.files
         return settings
 

@@ -150,7 +150,9 @@ class GrpcCalls:
         timeout = head.timeout
         if timeout == BAD_TIMEOUT:
             raise GrpcError(INVALID_ARGUMENT, "grpc-timeout is not 1 to 8 digits and one of H, M, S, m, u, n")
-        if is_too_long(body):  # as much as a header of a client makes of it: after an error Envoy lets the request pass
+        # A client can make a message too long by a long header. The answer is OVER_LIMIT, because Envoy would let the
+        # request pass after an error.
+        if is_too_long(body):
             self._backend.count_failure()
             return _OVER
         request = decode_request(unwrap(head, body))

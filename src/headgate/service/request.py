@@ -152,7 +152,8 @@ def quoted_names(type: type[msgspec.Struct]) -> tuple[bytes, ...]:
 
 def refuse_duplicates(raw: bytes, names: tuple[bytes, ...]) -> None:
     """Refuse the flat JSON object *raw* if it has one of *names* twice; msgspec would take the last."""
-    if b"\\" not in raw:  # without escapes every name is written literally, and counts once or more
+    # Without escapes a name that is given twice is twice in the text. It may also be there once as a value: parse then.
+    if b"\\" not in raw:
         for name in names:
             if raw.count(name) > 1:
                 break

@@ -27,7 +27,10 @@ def is_unreadable(headers: RequestHeaders, name: str) -> bool:
 
 
 class RequestClientIP(ClientIP):
-    """Finds the client of a request. One whose proxy passes on what cannot be read has no address, not another's."""
+    """Finds the client of a request.
+
+    If a trusted proxy sends a header that cannot be read, the client has no address: the proxy's own would be wrong.
+    """
 
     def address(self, peer: str, headers: RequestHeaders) -> IPAddress | None:  # type: ignore[override]  # granian's
         """The client's address; None if it is not known."""

@@ -120,6 +120,7 @@ class RateLimitsBase(Generic[AnyLimit]):
 
     limit_class: type[AnyLimit]
     installation = "limits.install(app)"  # how an application gets its limits
+    owner = "RateLimits"  # what the application has made, which warnings name
     arguments = frozenset(RateLimitsOptions.__annotations__)
     settles = False  # whether a limit has a `count_if`: most applications have none, and skip the question
 
@@ -158,7 +159,9 @@ class RateLimitsBase(Generic[AnyLimit]):
         self._subject_names = SubjectNames()
         self._permits = Permits(self.store)
         self.in_process = self._permits.in_process
-        self._first_requests = FirstRequests(forwarded=not trusted_proxies, per_process=is_per_process(self.store))
+        self._first_requests = FirstRequests(
+            self.owner, forwarded=not trusted_proxies, per_process=is_per_process(self.store)
+        )
         self.default = None if default is None else self.limit(default, scope=DEFAULT_SCOPE)
 
     def limit(self, quota: QuotaSource, **options: Unpack[LimitOptions]) -> AnyLimit:
@@ -460,6 +463,7 @@ class WholeApp(RateLimitsBase[Limit]):
     """The limits of a middleware: one limit around all of an application."""
 
     limit_class = Limit
+    owner = "RateLimitMiddleware"
     arguments = RateLimitsBase.arguments - {"default"} | LimitOptions.__annotations__.keys()
 
     def __init__(self, app: Any, quota: QuotaSource, **options: Any) -> None:
@@ -474,7 +478,7 @@ class WholeApp(RateLimitsBase[Limit]):
 
 
 def tighter(made: Decision, than: Decision | None) -> bool:
-    """Whether the client should hear of *made* rather than of *than*."""
+    """Whether *made* limits the client more than *than*, so that the client is told the numbers of *made*."""
     if than is None:
         return True
     if made.allowed != than.allowed:

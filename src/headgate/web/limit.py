@@ -60,7 +60,10 @@ class LimitOptions(TypedDict, total=False):
 
 
 class MissingQuota(SetupError, AttributeError):
-    """A limit was asked for the name of a view. Code that asks whether there is a name hears that there is none."""
+    """``@limits.limit`` without a quota took the view for a quota, and the framework asks it for the view's name.
+
+    It is an `AttributeError` too, so that ``hasattr(limit, "__name__")`` is False and does not raise.
+    """
 
 
 class Limit:

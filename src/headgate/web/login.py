@@ -58,6 +58,13 @@ class LoginLimits(RateLimitsBase[Limit]):
     """The limits of a `LoginThrottle`, and how they find the address of a client."""
 
     limit_class = Limit
+    owner = "LoginThrottle"
+
+    def address_of_attempt(self, exchange: Exchange) -> str:
+        """The key of the client's address; the first attempts are searched for a proxy that is not trusted."""
+        if self._first_requests.left:
+            self._first_requests.look_at(exchange)
+        return self.address(exchange)
 
 
 class LoginThrottle:
@@ -114,7 +121,7 @@ class LoginThrottle:
 
     def address(self, request: Any) -> str:
         """The key of the client's address."""
-        return self.limits.address(_exchange(self.limits, request))
+        return self.limits.address_of_attempt(_exchange(self.limits, request))
 
     def reset(self, username: str = "", address: str = "") -> Awaitable[bool]:
         """Forget the failures of a username, of an address, or with both also those of the one at the other.

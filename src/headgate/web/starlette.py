@@ -279,7 +279,7 @@ class StarletteRateLimits(ASGIRateLimits[AnyStarletteLimit], Generic[AnyStarlett
     # ---------------------------------------------------------------------------------------- routes
 
     def bind(self, router: Router, seen: set[int]) -> None:
-        """Meet the routes of *router*, and those of the applications that are mounted in it."""
+        """Put a `BoundRoute` or a `BoundApp` before each route of *router*, and of the applications mounted in it."""
         if id(router) in seen:
             return
         seen.add(id(router))
@@ -289,7 +289,7 @@ class StarletteRateLimits(ASGIRateLimits[AnyStarletteLimit], Generic[AnyStarlett
             self.bind_route(route, seen)
 
     def bind_route(self, route: Any, seen: set[int]) -> None:
-        """Meet one route, a mount or a host."""
+        """Do so for one route, a mount or a host."""
         if isinstance(route, Mount | Host):
             app = getattr(route, "_base_app", route.app)  # without the middleware of the mount
             router = app if isinstance(app, Router) else getattr(app, "router", None)
@@ -307,7 +307,7 @@ class StarletteRateLimits(ASGIRateLimits[AnyStarletteLimit], Generic[AnyStarlett
             bound.plan = None if bound.included else plan
 
     def bind_leaf(self, route: Any) -> BoundRoute:
-        """Meet a route that has an endpoint."""
+        """Put a `BoundRoute` before a route that has an endpoint, unless one is there."""
         bound = bound_to(route.handle, self, route)
         if bound is None:
             bound = route.__dict__["handle"] = BoundRoute(self, route, route.handle)
@@ -391,7 +391,7 @@ class Installation:
         self._limits = limits
 
     def bind(self) -> None:
-        """Meet the routes of the application."""
+        """Bind the routes that the application has now."""
         self._limits.bind(self.router, set())
         self.bound = len(self.router.routes)
 

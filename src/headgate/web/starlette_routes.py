@@ -61,7 +61,7 @@ class RoutePlan:
         self.provider: Any = None  # FastAPI: the application, if it may override a limit among the dependencies
         self.dependencies: list[Any] = []  # FastAPI: all dependencies, if some are decided early and taken out
         self.calls_functions = bool(default and default.functions)
-        self.at_once: StarletteLimit | None = None  # the only limit, if `admit_at_once` can decide it
+        self.at_once: StarletteLimit | None = None  # the only limit, if `ASGIRequest.admit` can decide it
         self.limiters: dict[str, ScopedLimiter] = {}  # what counts it, by prefix
         self.unlimited = False  # whether there is no limit to decide at any time
 

@@ -48,10 +48,12 @@ def _listed(what: str, given: Any, example: str, kinds: Any) -> list[Any]:
 class FirstRequests:
     """Looks at the first requests of an application for what its arguments do not fit. Each warning comes once.
 
-    *forwarded*: look for a proxy whose headers are ignored. *per_process*: each process counts for itself.
+    *owner*: what the application has made, which warnings name. *forwarded*: look for a proxy whose headers are
+    ignored. *per_process*: each process counts for itself.
     """
 
-    def __init__(self, *, forwarded: bool, per_process: bool) -> None:
+    def __init__(self, owner: str, *, forwarded: bool, per_process: bool) -> None:
+        self._owner = owner
         self.left = WATCHED_REQUESTS if forwarded or per_process else 0
         self._forwarded = forwarded
         self._per_process = per_process
@@ -59,7 +61,7 @@ class FirstRequests:
             self._warn_of_workers(reason)
 
     def look_at(self, exchange: Exchange) -> None:
-        """To be called while `left` is not 0."""
+        """Look at one request, and log what is wrong. Callers skip this when `left`, the requests to look at, is 0."""
         self.left -= 1
         if self._per_process and exchange.is_multiprocess():
             self._warn_of_workers("the server says that it runs several processes")
@@ -72,8 +74,9 @@ class FirstRequests:
     def _warn_of_workers(self, reason: str) -> None:
         self._per_process = False
         logger.warning(
-            "memory:// counts in each process, and %s: every worker admits the whole limit; share it with "
-            "store='shared://NAME' on one machine or store='redis://...' on several",
+            "%s is on memory://, which counts in each process, and %s: every worker admits the whole limit; share it "
+            "with store='shared://NAME' on one machine or store='redis://...' on several",
+            self._owner,
             reason,
         )
 
@@ -81,10 +84,11 @@ class FirstRequests:
         self._forwarded = False
         logger.warning(
             "requests from %s carry %s, which is ignored: all clients behind that proxy share one limit; if it is "
-            "your proxy, name it: trusted_proxies=[%r]",
+            "your proxy, name it: trusted_proxies=[%r] of %s",
             peer or "a Unix socket",
             header,
             peer or "unix",
+            self._owner,
         )
 
 

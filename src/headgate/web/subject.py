@@ -106,7 +106,10 @@ class SubjectNames:
             subject.name += f"#{number + 1}" if number else ""
 
     def _number(self, source: object, known: list[tuple[object, str]], free: list[int]) -> int:
-        """Which of the *known* subjects of one name *source* is; it becomes a new one if it is none of the *free*."""
+        """The place of *source* among the *known* key functions of one name; a new one if it is at none of the *free*.
+
+        *free* are the places that no other subject of the same limit has.
+        """
         for i in free:
             if known[i][0] is source:
                 return i

@@ -75,7 +75,7 @@ class SharedRule:
         return self.read_clock() // 1000 + self.epoch
 
     def check(self, now: int) -> None:
-        """Once a second, and after a fork: open the file anew if it is another one now, or its process is."""
+        """Once a second, and after a fork: open the file again if its path leads to another, or a fork came between."""
         self.check_at = now + CHECK_EVERY
         if self.file.check() or self.file.table is not self.table:
             self.renew()

@@ -28,7 +28,9 @@ def copy_words(words: memoryview, start: int, end: int) -> bytes:
 
 
 class Column:
-    """One of the two, read from the ring in the file. A ring has pairs of words, so the other one begins a word later.
+    """The times of a log, or its totals, read from the ring in the file.
+
+    A ring has pairs of a time and a total, so *at*, the first word of the column, is one word later for the totals.
 
     stored  entries in the ring, with those that have expired
     kept    entries of the log when it was read
@@ -53,7 +55,8 @@ class Column:
 
     def __getitem__(self, position: int) -> int:
         if isinstance(position, slice):
-            raise Damaged  # only a log with expired entries is cut, and these were left out: its times are in disorder
+            # An algorithm cuts off entries that have expired. `skip` has left those out, so the times are in disorder.
+            raise Damaged
         if position < 0:
             position += self.size
         if not 0 <= position < self.size:

@@ -122,7 +122,7 @@ class LogWords:
         last = totals[size - 1]
         if size <= times.kept:  # some were given back, none was added
             return Change((ring, head, size, log.before, last))
-        if times.stored == ring:  # no cell is free of what is read now
+        if times.stored == ring:  # full: entries that others read stay as they are until the commit
             return self.move(log, size, ring, last)
         at = (head + size - 1) & (ring - 1)
         if size == 1:

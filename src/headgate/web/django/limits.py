@@ -99,6 +99,7 @@ class DjangoRateLimits(RateLimitsBase[DjangoLimit]):
     """The limits of a project, made from the setting HEADGATE; see `headgate.web.django.settings`."""
 
     limit_class = DjangoLimit
+    owner = "HEADGATE"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
