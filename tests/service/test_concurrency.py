@@ -19,7 +19,7 @@ from headgate.service.slots import retry_seconds
 from tests.service.conftest import Start
 from tests.support.proxy import FaultyProxy
 from tests.support.resp import RespSocket, command
-from tests.support.servers import Server, free_port
+from tests.support.servers import Server
 from tests.support.service import API, Answer, Service, eventually, headgate
 
 RULES = """
@@ -549,9 +549,9 @@ def test_workers_apart() -> None:
     refuse_slots_apart(Settings(rules={"x": rules["x"]}))
 
 
-def test_reload_needs_a_store_with_slots(start: Start) -> None:
+def test_reload_needs_a_store_with_slots(start: Start, tmp_path: Path) -> None:
     """A reload that asks for concurrency where it is not possible changes nothing and says why."""
-    service = start("--store", f"shared://slots-{free_port()}", config="[rules.x]\nquotas='5/s'\n")
+    service = start("--store", f"shared://{tmp_path / 'store'}", config="[rules.x]\nquotas='5/s'\n")
     service.config.write_text("[rules.x]\nquotas='6/s'\n[rules.y]\nconcurrency=2\n")
     service.signal(signal.SIGHUP)
     eventually(lambda: "the store shared:// keeps no slots" in service.log(), "the reason in the log")
