@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,13 +18,16 @@ from tests.support.quotas import LAWS, law
 
 @contextmanager
 def at_every_collection(work: Callable[[], object]) -> Iterator[None]:
-    """Call *work* at every garbage collection, and let there be one at nearly every allocation."""
+    """Call *work* at every garbage collection, and let there be one at nearly every allocation.
+
+    Only in this thread: a worker of xdist has another one, which would call it while this one counts and goes on.
+    """
     thresholds, enabled = gc.get_threshold(), gc.isenabled()
-    busy = False
+    thread, busy = threading.get_ident(), False
 
     def collected(phase: str, _info: dict[str, int]) -> None:
         nonlocal busy
-        if phase == "stop" and not busy:
+        if phase == "stop" and not busy and threading.get_ident() == thread:
             busy = True
             try:
                 work()
