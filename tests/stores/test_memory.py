@@ -153,6 +153,22 @@ def test_limiters_share_the_bound(store: MemoryStore) -> None:
     assert len(store) <= BOUND
 
 
+@pytest.mark.parametrize("other", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_share_the_bound(algorithm: AlgorithmName, other: AlgorithmName) -> None:
+    """By the system's clock: new keys of one algorithm never free keys of another that are at their limit."""
+    store = MemoryStore(max_keys=10)
+    first = Limiter("1/30d", algorithm=algorithm, store=store, name="first")
+    second = Limiter("1/30d", algorithm=other, store=store, name="second")
+    keys = [f"k{number}" for number in range(10)]
+    assert all(first.try_acquire(key) for key in keys)
+    for key in keys:
+        decision = second.try_acquire(key)
+        assert not decision and 0 < decision.retry_after <= 60 * 86_400
+        assert not second.peek(key)
+    assert not any(first.try_acquire(key) for key in keys)
+
+
 def test_stores_are_apart() -> None:
     first, second = Limiter("1/minute"), Limiter("1/minute")
     assert first.try_acquire("k")

@@ -117,7 +117,7 @@ class KeyTable:
             now, state = self.now(), self.get(key)
             if state is None:
                 if not self.has_room(now):
-                    return self.refuse(now, count)
+                    return self.refuse(count)
                 state = self.algorithm.initial()
             return self.algorithm.evaluate(state, now, count)
 
@@ -154,8 +154,8 @@ class KeyTable:
         """Decide for a key without a state: only a full store can deny it."""
         key = check_key(key)
         self.drop_expired(now, _SWEEP_FOR_NEW)
-        if self.is_full() and not self.make_room(now):
-            return self.refuse(now, permits)
+        if self.is_full() and not self.make_room():
+            return self.refuse(permits)
         state: Any = self.algorithm.consume(self.algorithm.initial(), now, permits)
         if not self.add(key, state):
             return self.try_acquire(key, permits)  # another call came first while the lines above ran
@@ -204,14 +204,14 @@ class KeyTable:
         if self.states.pop(key, None) is not None:
             self.key_count.keys -= 1
 
-    def make_room(self, now: int, keep: Any = ()) -> bool:
+    def make_room(self, keep: Any = ()) -> bool:
         """Drop the state of the largest table that has spent least among a few, but none at its limit or in *keep*."""
         if self.key_count.dropping:
             return False
         self.key_count.dropping = True
         try:
             table = self.largest()
-            best = table.least_spent(now, keep)
+            best = table.least_spent(keep)
             if best >= 0:
                 table.drop(best)
             return best >= 0
@@ -229,7 +229,7 @@ class KeyTable:
         table = self.largest()
         found, before = not self.is_full(), table.cursor
         if not found:
-            found = table.least_spent(now) >= 0
+            found = table.least_spent() >= 0
             table.cursor = before
         self.cursor, self.sweep_at = cursor, sweep_at  # the next call starts at the same states
         return found
@@ -241,9 +241,10 @@ class KeyTable:
                 table = other
         return table
 
-    def least_spent(self, now: int, keep: Any = ()) -> int:
+    def least_spent(self, keep: Any = ()) -> int:
         """The position of the state that has spent least among the next few; -1 if all are at their limit or kept."""
         best, most = -1, 0
+        now = self.now()  # by its own clock: that of a bucket has another epoch than that of a window
         for _ in range(min(_CANDIDATES, len(self.order))):
             self.cursor = (self.cursor + 1) % len(self.order)
             state = self.states.get(self.order[self.cursor])
@@ -252,7 +253,7 @@ class KeyTable:
                 best, most = self.cursor, remaining
         return best
 
-    def refuse(self, now: int, permits: int) -> Decision:
+    def refuse(self, permits: int) -> Decision:
         """The answer to a new key when there is no room: it may try again when the first state expires."""
         if not self.full_logged:
             self.full_logged = True
@@ -261,7 +262,7 @@ class KeyTable:
                 self.key_count.max_keys,
             )
         waits = [
-            table.algorithm.evaluate(table.states[key], now, 0).reset_us
+            table.algorithm.evaluate(table.states[key], table.now(), 0).reset_us
             for table in self.store.tables.values()
             for key in table.order[:_CANDIDATES]
             if key in table.states
@@ -278,11 +279,11 @@ class IntegerTable(KeyTable):
         super().__init__(store, algorithm)
         self.law = algorithm
 
-    def make_room(self, now: int, keep: Any = ()) -> bool:
+    def make_room(self, keep: Any = ()) -> bool:
         if LOCKED:  # the caller holds it
-            return super().make_room(now, keep)
+            return super().make_room(keep)
         with self.lock:  # the other tables of the store rely on it
-            return super().make_room(now, keep)
+            return super().make_room(keep)
 
     def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
         count = 1 if permits is ONE else check_permits(permits, self.law.limit)

@@ -75,7 +75,7 @@ def _decide(tables: list[KeyTable], keys: list[Any], counts: list[int]) -> list[
             refusals = new
             for i in range(size):
                 if before[i] is None:
-                    made[i] = tables[i].refuse(nows[i], counts[i])
+                    made[i] = tables[i].refuse(counts[i])
         if refusals:
             for i in range(size):
                 if made[i]._allowed:
@@ -89,7 +89,7 @@ def _decide(tables: list[KeyTable], keys: list[Any], counts: list[int]) -> list[
 def _make_room(table: KeyTable, keys: list[Any], new: int) -> bool:
     """Whether there is room for *new* keys; states that have spent less are dropped for them, but none of *keys*."""
     while table.is_full(new):
-        if not table.make_room(table.now(), keys):
+        if not table.make_room(keys):
             return False
     return True
 
