@@ -222,6 +222,9 @@ def test_keys(slots: Service) -> None:
     full = slots.ask("POST", f"{API}/acquire", {"rule": "pair"}, headers={**headers, "x-tenant": "a"})
     assert full.status == 429
     assert slots.reset("203.0.113.9|a", rule="pair").json["remaining"] == 2
+    for bad, why in (("a\x00|b", "control character"), ("a|" + "b" * 300, "bytes")):
+        found = slots.reset(bad, rule="pair")
+        assert found.status == 400 and why in found.problem
 
 
 def test_overrides_exempt_and_shadow(slots: Service, key: str) -> None:
