@@ -506,6 +506,31 @@ def test_redis_goes_away(start: Start, mortal_server: Server) -> None:
     assert release(service, "secret-key", "out-0", "local").json["released"], "a local lease is known until its end"
 
 
+@pytest.mark.parametrize(("policy", "status"), [("deny", 429), ("raise", 503)])
+def test_redis_is_frozen(start: Start, mortal_server: Server, policy: str, status: int) -> None:
+    """A slot that Redis gave too late, under an id that no client knows, does not stay taken until its lease ends."""
+    rules = f"[rules.jobs]\nconcurrency = 2\nlease = 3600\non_store_error = '{policy}'\n"
+    service = start("--store", f"{mortal_server.bare_url}?timeout=1", "--resp-port", "0", config=rules)
+    assert acquire(service, "warm-up", "jobs").status == 200
+    for door in ("http", "resp"):
+        with RespSocket(service) as client:
+            mortal_server.process.send_signal(signal.SIGSTOP)
+            try:
+                if door == "http":
+                    assert acquire(service, door, "jobs").status == status
+                else:
+                    reply = client.ask("HEADGATE.ACQUIRE", "jobs", door)
+                    assert reply[0] == 0 if status == 429 else "does not answer" in reply
+            finally:
+                mortal_server.process.send_signal(signal.SIGCONT)
+        with mortal_server.client() as redis:
+            leases, _, released = SEMAPHORE.keys(f"jobs:{door}")
+            eventually(lambda gone=released: redis.zcard(gone) == 1, "the id to be released")
+            assert redis.zcard(leases) == 0
+        eventually(lambda: acquire(service, "after", "jobs", lease="a").status == 200, "Redis to be used again")
+    assert "Traceback" not in service.log()
+
+
 def test_reload(start: Start) -> None:
     """A reload keeps the leases; a lower limit grants nothing until enough were released, a higher one at once."""
     service = start(config="[rules.x]\nconcurrency = 4\nlease = 600\n")
