@@ -222,6 +222,9 @@ def test_keys(slots: Service) -> None:
     full = slots.ask("POST", f"{API}/acquire", {"rule": "pair"}, headers={**headers, "x-tenant": "a"})
     assert full.status == 429
     assert slots.reset("203.0.113.9|a", rule="pair").json["remaining"] == 2
+    for bad, why in (("a\x00|b", "control character"), ("a|" + "b" * 300, "bytes")):
+        found = slots.reset(bad, rule="pair")
+        assert found.status == 400 and why in found.problem
 
 
 def test_overrides_exempt_and_shadow(slots: Service, key: str) -> None:
@@ -501,6 +504,31 @@ def test_redis_goes_away(start: Start, mortal_server: Server) -> None:
     mortal_server.restart()
     eventually(lambda: "degraded" not in acquire(service, "new", "allow", lease="b").json, "Redis to be used again")
     assert release(service, "secret-key", "out-0", "local").json["released"], "a local lease is known until its end"
+
+
+@pytest.mark.parametrize(("policy", "status"), [("deny", 429), ("raise", 503)])
+def test_redis_is_frozen(start: Start, mortal_server: Server, policy: str, status: int) -> None:
+    """A slot that Redis gave too late, under an id that no client knows, does not stay taken until its lease ends."""
+    rules = f"[rules.jobs]\nconcurrency = 2\nlease = 3600\non_store_error = '{policy}'\n"
+    service = start("--store", f"{mortal_server.bare_url}?timeout=1", "--resp-port", "0", config=rules)
+    assert acquire(service, "warm-up", "jobs").status == 200
+    for door in ("http", "resp"):
+        with RespSocket(service) as client:
+            mortal_server.process.send_signal(signal.SIGSTOP)
+            try:
+                if door == "http":
+                    assert acquire(service, door, "jobs").status == status
+                else:
+                    reply = client.ask("HEADGATE.ACQUIRE", "jobs", door)
+                    assert reply[0] == 0 if status == 429 else "does not answer" in reply
+            finally:
+                mortal_server.process.send_signal(signal.SIGCONT)
+        with mortal_server.client() as redis:
+            leases, _, released = SEMAPHORE.keys(f"jobs:{door}")
+            eventually(lambda gone=released: redis.zcard(gone) == 1, "the id to be released")
+            assert redis.zcard(leases) == 0
+        eventually(lambda: acquire(service, "after", "jobs", lease="a").status == 200, "Redis to be used again")
+    assert "Traceback" not in service.log()
 
 
 def test_reload(start: Start) -> None:

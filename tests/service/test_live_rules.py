@@ -164,6 +164,10 @@ def test_toml_of_every_field() -> None:
     settings = convert({"rules": {"all": given}})
     text = rule_as_toml("all", settings.rules["all"], settings, True)
     assert tomllib.loads(text) == {"rules": {"all": given}}
+    slots: dict[str, Any] = {"concurrency": 20, "lease": 60, "key": ["address"], "overrides": {"tenant:7": 50}}
+    settings = convert({"rules": {"uploads": slots}})
+    text = rule_as_toml("uploads", settings.rules["uploads"], settings, True)
+    assert tomllib.loads(text) == {"rules": {"uploads": slots}}
     default = rule_as_toml("default", RuleSettings(), Settings(), False)
     assert tomllib.loads(default)["rules"]["default"]["quotas"]["bucket"] == DEFAULT_BUCKET
 

@@ -161,6 +161,16 @@ def test_where_servers_are_is_for_readers(start: Start, redis_server: Server) ->
     assert len(answer.json["components"]["store"]["servers"]) == 1
 
 
+def test_where_a_dead_server_is(start: Start) -> None:
+    """The error of a server that cannot be reached has its address, which is for readers, too."""
+    port = free_port()
+    service = start("--store", f"redis://127.0.0.1:{port}/0", environment={"HEADGATE_READ_TOKEN": "reader"})
+    answer = service.get("/actuator/health")
+    assert answer.status == 503 and str(port).encode() not in answer.body
+    answer = service.get("/actuator/health", headers={"authorization": "Bearer reader"})
+    assert str(port) in answer.json["components"]["store"]["problems"][0]
+
+
 def test_without_redis(start: Start) -> None:
     """There are no such series on memory, and a listener's connections are a metric of their own."""
     port = free_port()

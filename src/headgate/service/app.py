@@ -195,6 +195,7 @@ class App:
         self._ticker.cancel()
         loop.run_until_complete(self.reloads.aclose())
         loop.run_until_complete(close_listeners(self.listeners))
+        loop.run_until_complete(self.delivery.aclose())
         loop.run_until_complete(self.redis.aclose())
         loop.run_until_complete(self.http_connections.aclose())
         loop.run_until_complete(self.hybrids.aclose())

@@ -12,7 +12,9 @@ raise   all are errors
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from time import monotonic
 from typing import Any, NamedTuple
 
 from headgate.coordination.backend import CoordinationBackend, MemoryStates, open_backend
@@ -25,6 +27,7 @@ from headgate.service.settings import RuleSettings, Settings
 from headgate.stores.base import StateStore, Store, StoreHealth, kind_of
 
 ACQUIRE = "take a slot with POST /api/v1/rate-limit/acquire or the command HEADGATE.ACQUIRE"
+GIVE_BACK_PAUSE, GIVE_BACK_LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to give a slot back
 DENIED_FOR = 1_000_000  # microseconds after which to ask again when the store does not answer
 
 
@@ -35,6 +38,11 @@ class SlotReply(NamedTuple):
     used: int  # slots in use
     wait: int = 0  # microseconds: how long the lease lasts, or until the first one ends; -1: there is none
     degraded: bool = False
+    unsure: bool = False  # the store may have done what it was asked for, but did not say so
+
+
+class MaybeDone(StoreUnavailable):
+    """The store was asked, and did not answer."""
 
 
 def open_slots(store: Store, settings: Settings) -> CoordinationBackend:
@@ -102,12 +110,24 @@ class ConcurrencyRule(KeyedRule):
             reply = await self._run(name, wanted)
         except StoreUnavailable as error:
             self.limiter.last_error = str(error)
-            return self._by_policy(name, wanted, error)
+            return self._by_policy(name, wanted, error)._replace(unsure=isinstance(error, MaybeDone))
         if self.on_store_error == "local" and operation in ("renew", "release") and not reply[0]:
             local = self.backend.local_states.run(SEMAPHORE, name, wanted)
             if local[0] == 1:  # it was granted while the store did not answer
                 return SlotReply(*local)._replace(degraded=True)
         return SlotReply(*reply)
+
+    async def give_back(self, key: str, lease_id: str) -> None:
+        """Release a lease that no client knows of: again and again, until the store answers or the lease has ended."""
+        name, wanted = self._state_of(key), self._operation("release", lease_id, 1)
+        until, pause = monotonic() + self.lease / 1_000_000, GIVE_BACK_PAUSE
+        while monotonic() < until:
+            try:
+                await self._run(name, wanted)
+                return
+            except StoreUnavailable:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, GIVE_BACK_LONGEST_PAUSE)
 
     async def free_all(self, key: str, call_id: str) -> SlotReply:
         """End all leases of *key*. Raises `StoreUnavailable`, whatever `on_store_error` says."""
@@ -119,7 +139,8 @@ class ConcurrencyRule(KeyedRule):
         try:
             return await self.backend.states.run_async(SEMAPHORE, name, wanted)
         except StoreUnavailable as error:  # its text has the key, which must not be in a log
-            raise StoreUnavailable(str(error.__cause__ or error)) from None
+            kind = MaybeDone if _may_be_done(error.__cause__) else StoreUnavailable
+            raise kind(str(error.__cause__ or error)) from None
 
     def _state_of(self, key: str) -> str:
         """The name of the semaphore of *key*; no name of a rule has a colon."""
@@ -138,3 +159,13 @@ class ConcurrencyRule(KeyedRule):
         if policy == "deny" and wanted.name in ("acquire", "peek"):
             return SlotReply(0, self.limit, DENIED_FOR, degraded=True)
         raise error
+
+
+def _may_be_done(cause: BaseException | None) -> bool:
+    """Whether a call that failed because of *cause* was sent, and may have been run."""
+    if cause is None:  # the store is in memory
+        return False
+    from headgate.redis.execute import NO_REPLY_ERRORS
+    from headgate.redis.topology import Unreached
+
+    return isinstance(cause, NO_REPLY_ERRORS) and not isinstance(cause, Unreached)

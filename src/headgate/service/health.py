@@ -30,6 +30,7 @@ async def health(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
         store, servers = await asyncio.gather(store_status(app), app.redis.servers(app.store))
     else:
         store, servers = await store_status(app), []
+        store.pop("problems", None)  # an error of a connection names its server
     if servers:
         connections = merge_connections(read_reports(list(app.counters.reports())))
         store["servers"] = rows_for_people(servers, connections)

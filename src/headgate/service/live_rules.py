@@ -79,7 +79,7 @@ def rule_as_toml(name: str, rule: RuleSettings, settings: Settings, admin: bool)
     fields: dict[str, Any] = msgspec.to_builtins(rule)
     if fields.get("key") == ["key"]:
         del fields["key"]  # the default
-    if rule.quotas is None:
+    if rule.quotas is None and rule.concurrency is None:
         fields = {"quotas": {"bucket": DEFAULT_BUCKET, "window": DEFAULT_WINDOW}} | fields
     clients = {field: fields.pop(field) for field in NAMES_OF_CLIENTS if field in fields}
     lines = [f"[rules.{_name(name)}]"]

@@ -101,8 +101,10 @@ def slots_to_reset(
 
 def _keys_to_reset(state: State, scope: Scope, rule: AnyRule, given_key: str | None) -> list[tuple[AnyRule, str]]:
     parts = len(rule.key_parts or ())
-    keys = [given_key] if given_key is not None and (parts == 1 or given_key.count("|") == parts - 1) else []
+    keys = []
     try:
+        if given_key is not None and (parts == 1 or given_key.count("|") == parts - 1):
+            keys.append(check_key(given_key))
         keys.append(check_key(_key(state, scope, rule, given_key)))
     except (InvalidKey, HTTPError) as error:
         if not keys:

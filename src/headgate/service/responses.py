@@ -207,11 +207,22 @@ class Delivery:
         def noticed(dropped: asyncio.Future[None]) -> None:
             timer.cancel()
             if not dropped.cancelled() and not dropped.exception():
-                refund = asyncio.ensure_future(undo())
-                self._refunds.add(refund)
-                refund.add_done_callback(self._refunds.discard)
+                self.undo(undo())
 
         dropped.add_done_callback(noticed)
+
+    def undo(self, refund: Coroutine[Any, Any, None]) -> None:
+        """Run *refund* in the background, until it has ended or the worker stops."""
+        task = asyncio.ensure_future(refund)
+        self._refunds.add(task)
+        task.add_done_callback(self._refunds.discard)
+
+    async def aclose(self) -> None:
+        """End the refunds that are under way."""
+        refunds = list(self._refunds)
+        for task in refunds:
+            task.cancel()
+        await asyncio.gather(*refunds, return_exceptions=True)
 
 
 async def _refund(charges: Sequence[Charge]) -> None:

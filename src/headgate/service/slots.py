@@ -1,7 +1,8 @@
 """Acquire, renew and release a slot of a rule with `concurrency`; and remaining and reset of such a rule.
 
 An acquire with a lease id that the client chose may be sent again: it takes no second slot. An id that the service made
-up is known to the client only from the answer, so its slot is freed at once if the request is dropped before that.
+up is known to the client only from the answer, so its slot is freed at once if the request is dropped before that, and
+as soon as the store answers if it may have given the slot to a client that was denied meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidPermits, StoreUnavailable
 from headgate.rule import check_permits
-from headgate.service.concurrency_rules import ConcurrencyRule, SlotReply
+from headgate.service.concurrency_rules import ConcurrencyRule, MaybeDone, SlotReply
 from headgate.service.event_log import log_reset
 from headgate.service.model import LEASE_ID, LeaseAnswer, SlotAnswer, SlotLease, SlotRequest
 from headgate.service.problem import HTTPError
@@ -46,25 +47,33 @@ async def acquire(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
     rule, key, exempt = resolve_slots(state, scope, asked.get("rule"), asked.get("key"))
     given, permits = asked.get("lease"), parse_permits(asked)
     lease = new_lease_id() if given is None else check_lease_id(given)
-    reply, allowed = await take_slots(app, rule, key, exempt, lease, permits, began)
+    reply, allowed = await take_slots(app, rule, key, exempt, lease, permits, began, given is None)
     if given is None and reply.granted and not (exempt or reply.degraded):
         app.delivery.undo_if_dropped(protocol, lambda: _free(rule, key, lease))
     return slot_response(rule, key, reply, allowed, lease if allowed else "", exempt)
 
 
 async def take_slots(
-    app: App, rule: ConcurrencyRule, key: str, exempt: bool, lease: str, permits: int, began: int
+    app: App, rule: ConcurrencyRule, key: str, exempt: bool, lease: str, permits: int, began: int, made_up: bool
 ) -> tuple[SlotReply, bool]:
-    """Ask for slots and count the answer; whether the client is told that it has them. Raises `HTTPError`."""
+    """Ask for slots and count the answer; whether the client is told that it has them. Raises `HTTPError`.
+
+    *made_up*: the client does not know the lease yet.
+    """
     check_slots(rule, permits, 1)
     try:
         reply = EXEMPT_REPLY if exempt else await rule.ask("acquire", key, lease, permits)
     except StoreUnavailable as error:
+        if made_up and isinstance(error, MaybeDone):
+            app.delivery.undo(rule.give_back(key, lease))
         raise store_unavailable(app, rule, key, error) from None
     if reply.granted < 0:
         why = f"the lease {lease!r} was released before, and an id is for one acquisition; choose a new id for each"
         raise HTTPError(409, f"{why}, or give none")
-    return reply, record(app, rule, key, as_decision(rule, reply), perf_counter_ns() - began)
+    allowed = record(app, rule, key, as_decision(rule, reply), perf_counter_ns() - began)
+    if made_up and reply.unsure and not allowed:
+        app.delivery.undo(rule.give_back(key, lease))
+    return reply, allowed
 
 
 async def renew(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:

@@ -68,6 +68,17 @@ def test_last_hour(start: Start, look: Open) -> None:
     page.until("document.querySelector('#hour-rules tr:nth-child(2) b').textContent === 'search'")
 
 
+def test_last_hour_of_slots(start: Start, look: Open) -> None:
+    """A rule that limits concurrency has no quotas: its row has its number of slots and its lease."""
+    service = start(config="[rules.uploads]\nconcurrency = 20\nlease = 60\nshadow = true\n")
+    service.ask("POST", f"{API}/acquire", {"rule": "uploads", "key": "tenant:7"})
+    page = look(service)
+    page.until("document.querySelectorAll('#hour-rules tr').length === 2")
+    assert table(page, "hour-rules")[0] == ["uploads20 at once, lease 60 s, shadow", "", "1", "0", "0 %", "Settings"]
+    page.click(settings_of("uploads"))
+    page.until("document.querySelector('#rule-toml').textContent.includes('concurrency = 20')")
+
+
 def test_many_rules(start: Start, look: Open) -> None:
     """Of many rules the busiest are shown, and the others are found by their name."""
     service = start(config="".join(f"[rules.rule-{i}]\nquotas = '5/s'\n" for i in range(30)))

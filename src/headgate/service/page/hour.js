@@ -93,8 +93,9 @@ function makeRow(name, open) {
   return { line, fill };
 }
 
-function words({ algorithm, quotas, shadow, hybrid }) {
+function words({ algorithm, quotas, concurrency, leaseSeconds, shadow, hybrid }) {
   if (!algorithm) return "";
   const more = [shadow ? "shadow" : "", hybrid ? "hybrid" : ""].filter(Boolean);
+  if (concurrency) return [`${count(concurrency)} at once, lease ${count(leaseSeconds)} s`, ...more].join(", ");
   return [quotas.join(" and "), algorithm.toLowerCase().replaceAll("_", " "), ...more].join(", ");
 }

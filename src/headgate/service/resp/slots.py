@@ -47,16 +47,22 @@ def acquire(connection: RespConnection, words: Command) -> bytes | LaterReply:
         lease = check_lease_id(words[3].decode(errors="replace")) if len(words) > 3 else new_lease_id()
     except HTTPError as reason:
         return connection.problem(reason.detail)
-    return now_or_later(
-        connection, rule.in_process, key, _acquire(connection, rule, key, exempt, lease, permits, began)
-    )
+    reply = _acquire(connection, rule, key, exempt, lease, permits, began, len(words) == 3)
+    return now_or_later(connection, rule.in_process, key, reply)
 
 
 async def _acquire(
-    connection: RespConnection, rule: ConcurrencyRule, key: str, exempt: bool, lease: str, permits: int, began: int
+    connection: RespConnection,
+    rule: ConcurrencyRule,
+    key: str,
+    exempt: bool,
+    lease: str,
+    permits: int,
+    began: int,
+    made_up: bool,
 ) -> bytes:
     version = connection.version  # HELLO may come while the store is asked
-    reply, allowed = await take_slots(connection.app, rule, key, exempt, lease, permits, began)
+    reply, allowed = await take_slots(connection.app, rule, key, exempt, lease, permits, began, made_up)
     free = max(rule.limit - reply.used, 0)
     if not allowed:
         return encode([0, rule.limit, free, retry_seconds(reply), 0, None], version)
