@@ -401,7 +401,7 @@ def test_redis_keys(redis_server: Server) -> None:
 HOLD = """
 import sys, time
 from headgate.coordination import Semaphore
-lease = Semaphore(sys.argv[2], limit=3, store=sys.argv[1], lease=3.0).acquire(timeout=20, weight=2)
+lease = Semaphore(sys.argv[2], limit=3, store=sys.argv[1], lease=2.0).acquire(timeout=20, weight=2)
 print(lease.fence, flush=True)
 time.sleep(60)
 """
@@ -455,7 +455,8 @@ def test_fork(redis_server: Server, name: str) -> None:
 
 FORK_AMID = """
 import os, signal, threading
-from headgate.coordination import Semaphore
+from headgate.coordination import Semaphore, semaphore_leases
+semaphore_leases.WAITER_TTL = 1.5  # seconds, of which the child waits as many
 holder, semaphore = Semaphore("x", limit=1, lease=1.0), Semaphore("x", limit=1)
 lease = holder.acquire()
 threading.Thread(target=semaphore.acquire, daemon=True).start()

@@ -15,23 +15,17 @@ room for sure. From the first to the last time that it logs, its weight counts. 
 import argparse
 import itertools
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from headgate.coordination import Semaphore
 from headgate.coordination.semaphore_leases import WAITER_TTL
 from tests.support.servers import KINDS, Server
+from tests.support.torture import SLACK, Victims
 
-ROOT = Path(__file__).parent.parent.parent
 LEASE = 1.0
 LIMIT = 5
-SLACK = 0.5  # seconds that a process on a busy machine may take to report an acquisition
 
 WORKER = """
 import json, random, sys, time
@@ -99,50 +93,12 @@ def most_at_once(holds: list[Hold]) -> int:
 
 
 def torture_semaphore(
-    server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0, workers_limit: int = LIMIT
+    server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0
 ) -> SemaphoreOutcome:
     """Run the processes for so many *seconds*, and until there were *least* acquisitions."""
-    dice, serial = random.Random(seed), itertools.count()
-    killed, stopped, blows = 0, 0, list[float]()  # when a process was killed or stopped
-
-    def start() -> tuple[str, subprocess.Popen[bytes]]:
-        me = f"w{next(serial)}"
-        rest = [server.patient_url, str(server.port), me, str(LEASE), str(workers_limit)]
-        return me, subprocess.Popen([sys.executable, "-c", WORKER, *rest], cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    def acquisitions() -> int:
-        return len(read_log(client.lrange("events", 0, -1)))
-
-    workers = dict(start() for _ in range(processes))
     client = server.client()
-    try:
-        while client.llen("events") == 0:
-            time.sleep(0.05)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end or acquisitions() < least:
-            time.sleep(dice.uniform(0.05, 0.3))
-            me = dice.choice(list(workers))
-            if dice.random() < 0.8:
-                me = next((each for each in (json.loads(client.lindex("events", -1))[0],) if each in workers), me)
-            if dice.random() < 0.5:
-                victim = workers.pop(me)
-                victim.kill()
-                victim.wait()
-                blows.append(time.monotonic())
-                killed += 1
-                name, process = start()
-                workers[name] = process
-            else:
-                os.kill(workers[me].pid, signal.SIGSTOP)
-                blows.append(time.monotonic())
-                time.sleep(LEASE * dice.uniform(1.2, 1.6))
-                os.kill(workers[me].pid, signal.SIGCONT)
-                stopped += 1
-    finally:
-        for process in workers.values():
-            process.kill()
-        for process in workers.values():
-            process.wait()
+    victims = Victims(server, WORKER, processes, [str(LEASE), str(LIMIT)], LEASE)
+    victims.torture(seconds, seed, lambda: len(read_log(client.lrange("events", 0, -1))) < least)
     all_dead = time.monotonic()
     semaphore = Semaphore("torture", limit=LIMIT, store=server.patient_url)
     while semaphore.status().in_use and time.monotonic() < all_dead + 10 * LEASE:
@@ -156,13 +112,10 @@ def torture_semaphore(
         most_at_once(holds),
         len({hold.fence for hold in holds}) == len(holds),
         max(after - before for before, after in itertools.pairwise(times)),
-        max(
-            after - max([blow for blow in blows if before < blow < after], default=before)
-            for before, after in itertools.pairwise(times)
-        ),
+        victims.longest_stuck(times),
         all_free_after,
-        killed,
-        stopped,
+        victims.killed,
+        victims.stopped,
     )
 
 
