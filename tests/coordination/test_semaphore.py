@@ -238,7 +238,7 @@ def test_dropped_lease(url: str, name: str) -> None:
 
 def test_taken_away(redis_server: Server, name: str) -> None:
     """An operator ends all leases: a holder that asks learns of it at once, the others within a third of the lease."""
-    semaphore = Semaphore(name, limit=3, store=redis_server.url, lease=0.6)
+    semaphore = Semaphore(name, limit=3, store=redis_server.url, lease=3.0)
     assert not semaphore.force_release()
     asks, sleeps = semaphore.acquire(), semaphore.acquire(weight=2)
     assert semaphore.force_release()
@@ -251,7 +251,7 @@ def test_taken_away(redis_server: Server, name: str) -> None:
 
 async def test_cancel_when_lost(redis_server: Server, name: str) -> None:
     """With *cancel_when_lost* the body is cancelled, and `LockLost` raised."""
-    semaphore = AsyncSemaphore(name, limit=1, store=redis_server.url, lease=0.5, cancel_when_lost=True)
+    semaphore = AsyncSemaphore(name, limit=1, store=redis_server.url, lease=3.0, cancel_when_lost=True)
 
     async def body() -> None:
         async with semaphore.acquire():
@@ -401,7 +401,7 @@ def test_redis_keys(redis_server: Server) -> None:
 HOLD = """
 import sys, time
 from headgate.coordination import Semaphore
-lease = Semaphore(sys.argv[2], limit=3, store=sys.argv[1], lease=2.0).acquire(timeout=20, weight=2)
+lease = Semaphore(sys.argv[2], limit=3, store=sys.argv[1], lease=2.5).acquire(timeout=20, weight=2)
 print(lease.fence, flush=True)
 time.sleep(60)
 """
@@ -456,8 +456,8 @@ def test_fork(redis_server: Server, name: str) -> None:
 FORK_AMID = """
 import os, signal, threading
 from headgate.coordination import Semaphore, semaphore_leases
-semaphore_leases.WAITER_TTL = 1.5  # seconds, of which the child waits as many
-holder, semaphore = Semaphore("x", limit=1, lease=1.0), Semaphore("x", limit=1)
+semaphore_leases.WAITER_TTL = 0.5  # seconds: the child waits for as long
+holder, semaphore = Semaphore("x", limit=1, lease=0.5), Semaphore("x", limit=1)
 lease = holder.acquire()
 threading.Thread(target=semaphore.acquire, daemon=True).start()
 while not semaphore.status().waiting:

@@ -16,7 +16,7 @@ def test_torture(mortal_server: Server) -> None:
 
 def test_semaphore_torture(mortal_server: Server) -> None:
     """Processes that are killed and stopped never weigh more than the limit, and all room comes back within a lease."""
-    outcome = torture_semaphore(mortal_server, processes=5, seconds=3.0, least=15)
+    outcome = torture_semaphore(mortal_server, processes=5, seconds=2.0, least=15)
     print(outcome)
     assert LIMIT // 2 < outcome.most <= LIMIT, "more room was held than there is, or the test saw too little"
     assert outcome.fences_differ
