@@ -391,9 +391,9 @@ def test_semaphore_without_any_reply(redis_server: Server, name: str) -> None:
             wait_until(lambda: direct.status().waiting == 0, "it has left the queue")
             assert lease.held
         own = semaphore.acquire(timeout=LONG)
-        proxy.swallow_replies = True
+        proxy.swallow_requests = True
         assert own.release(), "it was held until now"
-        proxy.swallow_replies = False
+        proxy.swallow_requests = False
         direct.acquire(timeout=LONG).release()
         semaphore.close()
 

@@ -182,14 +182,16 @@ def test_other_processes_are_woken(redis_server: Server, name: str, monkeypatch:
             wait_until(lambda: client.pubsub_numsub(f"semaphore:{{{name}}}")[0][1], "it listens")
             wait_until(lambda: elsewhere.status().waiting, "it waits")
             time.sleep(0.05)  # mostly its subscription is complete by then
+            others = [lease]
             if change == "release":
                 lease.release()
             elif change == "evict":
                 assert elsewhere.force_release()
             else:
-                Semaphore(name, limit=3, store=store).acquire(timeout=LONG).release()
+                others.append(Semaphore(name, limit=3, store=store).acquire(timeout=LONG))
             assert waiting.result(LONG).release()
-            lease.release()
+            for each in others:
+                each.release()
     store.close()
 
 
@@ -304,9 +306,24 @@ async def test_the_last_limit_holds(tools: Tools, url: str, name: str) -> None:
     assert await last.release() and await leases[2].release()
 
 
-async def test_limit_is_lowered_while_one_waits(url: str, name: str) -> None:
+def test_the_last_process_sets_the_limit(redis_server: Server, name: str) -> None:
+    """A process that has set its limit does not set it again after another process set a new one."""
+    url = redis_server.patient_url
+    store = RedisStore(url)  # shares nothing with what the URL opens but the server, as another process would
+    old, new = Semaphore(name, limit=4, store=url), Semaphore(name, limit=2, store=store)
+    for semaphore in (old, new, old, Semaphore(name, limit=4, store=url)):
+        semaphore.acquire(timeout=LONG).release()
+    assert old.status().limit == new.status().limit == 2
+    Semaphore(name, limit=3, store=url).acquire(timeout=LONG).release()
+    assert new.status().limit == 3
+    store.close()
+
+
+async def test_limit_is_lowered_while_one_waits(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that is too heavy for the new limit gets an error, and holds up no caller behind it."""
     semaphore = AsyncSemaphore(name, limit=3, store=url)
+    monkeypatch.setattr(semaphore._runner.backend.states, "poll", 300.0)
+    monkeypatch.setattr("headgate.coordination.semaphore_leases.WAITER_TTL", 300.0)
     async with semaphore.acquire():
         heavy = asyncio.ensure_future(semaphore.acquire(weight=3))
         async with asyncio.timeout(LONG):

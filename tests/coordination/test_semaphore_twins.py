@@ -159,9 +159,22 @@ def test_first_come_first_served(redis_server: Server) -> None:
     assert claim("light 2")[0] == 0, "there is room for it, but not its turn"
     twins.step("release", "heavy 2", LEASE, 4, 4)  # it gives up
     assert claim("light 2")[0] == 1
-    assert claim("heavy 3", 4)[0] == 0
-    twins.clock.advance(WAITER / SECOND)  # it dies
-    assert claim("light 3")[0] == 1
+    assert claim("heavy 3", 3)[0] == claim("light 3", 2)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    assert claim("light 3", 2)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)  # the heavy one is taken for dead, and was not
+    assert claim("heavy 3", 3)[0] == 0 and claim("light 3", 2)[0] == 1, "it is behind the light one now"
+    twins.step("release", "light 2", LEASE, 4, 1)
+    twins.clock.advance(WAITER / SECOND)
+    assert twins.step("acquire", "other", LEASE, 4, 1)[0] == 1, "dead, it holds up no caller"
+    twins.step("evict", "all", LEASE, 4, 1)
+    assert claim("all", 4)[0] == 1 and claim("dies")[0] == claim("heavy 4", 4)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    assert claim("heavy 4", 4)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    twins.step("release", "all", LEASE, 4, 4)
+    assert claim("dies")[0] == 0, "there is room where it was, but it lost its turn"
+    assert claim("heavy 4", 4)[0] == 1
     twins.close()
 
 
