@@ -116,10 +116,11 @@ NO_REDIS = """
 import sys
 for name in ("redis", "redis.asyncio", "hiredis"):
     sys.modules[name] = None
+from functools import partial
 from headgate import Limiter
-from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.coordination import CircuitBreaker, Lock, Pool, Semaphore, WaitQueue
 assert Limiter("5/s").try_acquire("k")
-for door in (Limiter, CircuitBreaker, Lock, Pool, WaitQueue):
+for door in (Limiter, CircuitBreaker, Lock, Pool, WaitQueue, partial(Semaphore, limit=1)):
     try:
         door("5/s", store="redis://localhost:1")
     except ImportError as error:
@@ -129,7 +130,7 @@ for door in (Limiter, CircuitBreaker, Lock, Pool, WaitQueue):
 
 def test_without_redis_py() -> None:
     """The error names the extra to install."""
-    assert python(NO_REDIS).count("headgate[redis]") == 5
+    assert python(NO_REDIS).count("headgate[redis]") == 6
 
 
 NO_HYBRID = """

@@ -7,8 +7,8 @@
     │   └── PermitsExceedLimit            more than the capacity: waiting would never help
     ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
     ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
-    ├── LockTimeout         (TimeoutError)  the lock did not come free in time
-    ├── LockLost                          this process no longer has the lock: it expired, or was released by force
+    ├── LockTimeout         (TimeoutError)  the lock, or room in the semaphore, did not come free in time
+    ├── LockLost                          the lock or lease is not ours any more: it expired, or was released by force
     ├── CircuitOpen                       the breaker rejects calls; ``.retry_after`` says how long
     ├── PoolExhausted                     no member came free in time; ``.reasons`` says why, ``.retry_after`` when
     └── QueueFull                         the queue has as many as it may
@@ -62,11 +62,11 @@ class StoreUnavailable(HeadgateError):
 
 
 class LockTimeout(HeadgateError, TimeoutError):
-    """A ``with`` block did not get its lock in time."""
+    """A ``with`` block did not get its lock in time, or `Semaphore.acquire` no room."""
 
 
 class LockLost(HeadgateError):
-    """This process no longer has the lock: it expired before it was renewed, or was released by force."""
+    """This process no longer has the lock or lease: it expired before it was renewed, or was released by force."""
 
 
 class CircuitOpen(HeadgateError):

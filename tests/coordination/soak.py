@@ -12,7 +12,8 @@ CRAWLS = 3
 
 
 def main() -> None:
-    subprocess.run([sys.executable, "-m", "tests.support.torture"], cwd=ROOT, check=True)
+    for module in ("tests.support.torture", "tests.support.semaphore_torture"):
+        subprocess.run([sys.executable, "-m", module], cwd=ROOT, check=True)
     server = Server(KINDS[0])
     environment = os.environ | {"HEADGATE_EXAMPLE_REDIS": server.patient_url, "HEADGATE_EXAMPLE_LEAST": "0.95"}
     for _ in range(CRAWLS):

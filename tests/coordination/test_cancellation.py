@@ -1,4 +1,4 @@
-"""Each call of asyncio is cancelled at each of its awaits; no lock stays held, no member leased, no entry in line."""
+"""Each call of asyncio is cancelled at each of its awaits; no lock stays held, no room taken, no member leased."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncWaitQueue
-from headgate.errors import CircuitOpen, PoolExhausted
+from headgate.coordination import AsyncCircuitBreaker, AsyncLock, AsyncPool, AsyncSemaphore, AsyncWaitQueue
+from headgate.errors import CircuitOpen, LockTimeout, PoolExhausted
 
 MOST = 40  # awaits of one call; more would be an endless loop
 LONG = 20.0
@@ -79,6 +79,49 @@ class BusyLock(FreeLock):
 
     async def leftover(self, cancelled: bool) -> object:
         await self.releases
+        return await super().leftover(cancelled)
+
+
+class FreeSemaphore:
+    def __init__(self, name: str, url: str) -> None:
+        self.semaphore = AsyncSemaphore(name, limit=3, store=url)
+
+    async def prepare(self) -> None: ...
+
+    async def operate(self) -> None:
+        async with self.semaphore.acquire(weight=2):
+            await asyncio.sleep(0)
+
+    async def leftover(self, cancelled: bool) -> object:
+        status = await self.semaphore.status()
+        return status.in_use or status.waiting
+
+
+class BusySemaphore(FreeSemaphore):
+    async def prepare(self) -> None:
+        lease = await self.semaphore.acquire(weight=2)
+
+        async def release() -> None:
+            await asyncio.sleep(0.03)
+            await lease.release()
+
+        self.releases = asyncio.get_running_loop().create_task(release())
+
+    async def leftover(self, cancelled: bool) -> object:
+        await self.releases
+        return await super().leftover(cancelled)
+
+
+class FullSemaphore(FreeSemaphore):
+    async def prepare(self) -> None:
+        self.lease = await self.semaphore.acquire(weight=2)
+
+    async def operate(self) -> None:
+        with pytest.raises(LockTimeout):
+            await self.semaphore.acquire(timeout=0.005, weight=2)
+
+    async def leftover(self, cancelled: bool) -> object:
+        await self.lease.release()
         return await super().leftover(cancelled)
 
 
@@ -187,7 +230,8 @@ class Probe:
             return refused
 
 
-CASES: list[type[Case]] = [FreeLock, BusyLock, FreePool, BusyPool, Exhausted, Waiting, Serving, Probe]
+SEMAPHORES: list[type[Case]] = [FreeSemaphore, BusySemaphore, FullSemaphore]
+CASES: list[type[Case]] = [FreeLock, BusyLock, *SEMAPHORES, FreePool, BusyPool, Exhausted, Waiting, Serving, Probe]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -197,8 +241,8 @@ async def test_at_every_await(
 ) -> None:
     """Whatever a cancelled call had begun is undone."""
     # No expiry may hide a leftover.
-    ttls = "leases.WAITER_TTL", "queue.FIRST_HEARTBEAT_TTL", "queue.HEARTBEAT_TTL", "queue_heartbeat.HEARTBEAT_TTL"
-    for ttl in ttls:
+    ttls = "queue.FIRST_HEARTBEAT_TTL", "queue.HEARTBEAT_TTL", "queue_heartbeat.HEARTBEAT_TTL"
+    for ttl in ("leases.WAITER_TTL", "semaphore_leases.WAITER_TTL", *ttls):
         monkeypatch.setattr(f"headgate.coordination.{ttl}", 10 * LONG)
     for number in range(MOST + 1):  # 0 is not cancelled: the server knows the scripts from then on
         case = make(f"{name} {number}", url)

@@ -21,11 +21,14 @@ true, true_ns = time.time, time.time_ns
 time.time = lambda: true() + offset
 time.time_ns = lambda: true_ns() + int(offset * 1e9)
 
-from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.coordination import CircuitBreaker, Lock, Pool, Semaphore, WaitQueue
 from headgate.errors import CircuitOpen
 
 with Lock("l", store=url) as lock:
     fence = lock.fence
+semaphore = Semaphore("s", limit=3, store=url, lease=600)
+lease = semaphore.acquire(timeout=0)  # until this process ends, and longer
+held = [lease.fence > fence, lease.held, semaphore.status().in_use]
 breaker = CircuitBreaker("b", store=url)
 breaker.record_failure()
 retry = None
@@ -42,7 +45,7 @@ member.release(cooldown=10 if number == 1 else 0)
 waits = {name: each.ready_in for name, each in pool.status().members.items() if each.state != "ready"}
 queue = WaitQueue("q", store=url)
 queue.enqueue(f"r{number}")
-print(json.dumps([fence, retry, member.member, waits, len(queue)]))
+print(json.dumps([fence, retry, member.member, waits, len(queue), held]))
 """
 
 

@@ -19,7 +19,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.coordination import AsyncLock, AsyncPool, AsyncWaitQueue, Lock, Pool, WaitQueue, background_retry, states
+from headgate.coordination import (
+    AsyncLock,
+    AsyncPool,
+    AsyncSemaphore,
+    AsyncWaitQueue,
+    Lock,
+    LockTimeout,
+    Pool,
+    Semaphore,
+    WaitQueue,
+    background_retry,
+    states,
+)
 from headgate.coordination.states.breaker import BREAKER
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation, Reply, StateMachine
@@ -79,6 +91,11 @@ SCENARIOS: dict[str, list[tuple[Any, ...]]] = {
         ("peek", "e", *SLOTS, 1),
         (11.0,),
         ("evict", "f", *SLOTS, 1),
+        ("claim", "g", *SLOTS, 2, 5 * SECOND, 1),
+        ("claim", "h", *SLOTS, 2, 5 * SECOND, 0),
+        ("status", "", *SLOTS, 1),
+        ("release", "g", *SLOTS, 2),
+        ("claim", "h", *SLOTS, 2, 5 * SECOND, 0),
     ],
     "breaker": [
         ("admit", "a", -1, "", *RULES),
@@ -330,6 +347,73 @@ async def test_async_lock(redis_server: Server, name: str) -> None:
         proxy.delay = 0
         assert await AsyncLock(name, store=redis_server.patient_url).acquire(timeout=LONG)
         await lock.aclose()
+
+
+def test_semaphore(redis_server: Server, name: str) -> None:
+    """An acquire, a renewal and a release whose reply is lost succeed, and what is in use is what is held."""
+    with FaultyProxy(redis_server.port) as proxy:
+        semaphore = Semaphore(name, limit=4, store=through(proxy))
+        direct = Semaphore(name, limit=4, store=redis_server.patient_url)
+        semaphore.status()
+        with semaphore.acquire():
+            pass  # the server knows the script from now on
+        for _ in range(3):
+            lose_one(proxy)
+            lease = semaphore.acquire(timeout=0, weight=3)
+            assert direct.status().in_use == 3
+            lose_one(proxy)
+            lease.ensure_held()
+            lose_one(proxy)
+            with pytest.raises(LockTimeout):
+                semaphore.acquire(timeout=0, weight=2)
+            lose_one(proxy)
+            assert lease.release()
+            assert direct.status().in_use == 0
+        assert proxy.truncated == 12
+        semaphore.close()
+
+
+def test_semaphore_without_any_reply(redis_server: Server, name: str) -> None:
+    """Room that its caller never heard of, or a place in the queue, is given back in the background."""
+    with FaultyProxy(redis_server.port) as proxy:
+        semaphore = Semaphore(name, limit=1, store=through(proxy, 0.5))
+        direct = Semaphore(name, limit=1, store=redis_server.patient_url)
+        answered(semaphore.status)
+        proxy.swallow_replies = True
+        with pytest.raises(StoreUnavailable):
+            semaphore.acquire(timeout=0)
+        proxy.swallow_replies = False
+        with direct.acquire(timeout=LONG) as lease:  # long before the lease would end
+            proxy.swallow_replies = True
+            with pytest.raises(StoreUnavailable):
+                semaphore.acquire(timeout=0.2)
+            proxy.swallow_replies = False
+            wait_until(lambda: direct.status().waiting == 0, "it has left the queue")
+            assert lease.held
+        own = semaphore.acquire(timeout=LONG)
+        proxy.swallow_requests = True
+        assert own.release(), "it was held until now"
+        proxy.swallow_requests = False
+        direct.acquire(timeout=LONG).release()
+        semaphore.close()
+
+
+async def test_semaphore_cancelled(redis_server: Server, name: str) -> None:
+    """An acquire that is cancelled before its reply leaves nothing behind."""
+    with FaultyProxy(redis_server.port) as proxy:
+        semaphore = AsyncSemaphore(name, limit=2, store=through(proxy))
+        direct = AsyncSemaphore(name, limit=2, store=redis_server.patient_url)
+        await semaphore.status()
+        proxy.delay = 0.05
+        tasks = [asyncio.ensure_future(semaphore.acquire(weight=2)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        proxy.delay = 0
+        async with direct.acquire(timeout=LONG, weight=2):
+            pass
+        await semaphore.aclose()
 
 
 def test_pool(redis_server: Server, name: str) -> None:
@@ -595,6 +679,17 @@ LATE: dict[str, list[Row]] = {
         (("acquire", "a", TTL, ""), [-1]),
         (("acquire", "c", TTL, ""), [-1]),
         (("release", "a", TTL), [1]),
+    ],
+    "semaphore": [
+        (("claim", "a", *SLOTS, 3, 5 * SECOND, 1), [1, 3]),
+        (("claim", "b", *SLOTS, 1, 5 * SECOND, 0), [0, 3]),
+        (("release", "a", *SLOTS, 3), [1, 0]),
+        (("release", "b", *SLOTS, 1), [0, 0]),
+        (("claim", "c", 10 * SECOND, 2, 1, 5 * SECOND, 1), [1, 1]),
+        (("claim", "a", *SLOTS, 3, 5 * SECOND, 1), [-1]),
+        (("claim", "b", *SLOTS, 1, 5 * SECOND, 0), [-1]),
+        (("release", "a", *SLOTS, 3), [1]),
+        (("status", "", *SLOTS, 1), [1, 1, 0, 2]),
     ],
     "pool": [
         (("add", "", *POOL_RULES, "m"), [1]),

@@ -1,4 +1,4 @@
-"""The semaphore in Lua and in Python gives the same replies, and never grants more than its limit in any trace."""
+"""The semaphore in Lua and in Python gives the same replies; any trace keeps its limit, and the order of waiters."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from headgate.clock import MICROSECONDS, SYSTEM_CLOCK
 from headgate.coordination.backend import MemoryStates
 from headgate.coordination.redis_states import RedisStates
 from headgate.coordination.states.machine import Operation
-from headgate.coordination.states.semaphore import MAX_RELEASED, RELEASED_TTL, SEMAPHORE
+from headgate.coordination.states.semaphore import LAST_TTL, MAX_RELEASED, RELEASED_TTL, SEMAPHORE
 from headgate.stores.base import StateBackend
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Server
@@ -20,53 +20,176 @@ from tests.support.twins import Twins
 
 SECOND = MICROSECONDS
 LEASE = 10 * SECOND
+WAITER = 5 * SECOND
 
 IDS = st.sampled_from(["a", "b", "c", "d", "ra", "na", "ea"])  # some look like the marks of released ones
 TERMS = st.tuples(st.sampled_from([LEASE, 3 * SECOND]), st.integers(1, 5), st.integers(1, 3))
 ACTIONS = st.one_of(
     st.tuples(st.just("acquire"), IDS, TERMS),
-    st.tuples(st.sampled_from(["acquire", "renew", "release", "peek"]), IDS, TERMS),
+    st.tuples(st.sampled_from(["acquire", "renew", "release", "peek", "status"]), IDS, TERMS),
+    st.tuples(st.sampled_from(["claim", "configure", "try"]), IDS, TERMS),
     st.tuples(st.just("evict"), st.sampled_from(["x", "y"]), TERMS),
     st.tuples(st.just("advance"), st.sampled_from([0.25, 3.0, 10.0, 61.0]), TERMS),
 )
 
 
+class Model:
+    """What a semaphore should do, written for a reader: leases, a queue, the kept limit and the last fence."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[int, int, int]] = {}  # end, weight, fence
+        self.queue: dict[str, tuple[int, int]] = {}  # when it is taken for dead, weight
+        self.limit = 0
+        self.last_fence = 0
+
+    def pass_time(self, now: int) -> None:
+        self.held = {id: kept for id, kept in self.held.items() if kept[0] > now}
+        self.queue = {id: kept for id, kept in self.queue.items() if kept[0] > now}
+
+    @property
+    def used(self) -> int:
+        return sum(weight for _, weight, _ in self.held.values())
+
+    def fits(self, id: str, limit: int, weight: int) -> bool:
+        ahead = list(self.queue)[: list(self.queue).index(id)] if id in self.queue else self.queue
+        return self.used + sum(self.queue[each][1] for each in ahead) + weight <= limit
+
+    def hold(self, id: str, until: int, weight: int, fence: int = 0) -> None:
+        if id in self.held:
+            _, weight, known = self.held[id]
+            fence = known or fence
+        if fence and fence != self.held.get(id, (0, 0, 0))[2]:
+            assert fence > self.last_fence, "a fence that does not grow"
+            self.last_fence = fence
+        self.held[id] = (until, weight, fence)
+
+    def check_acquire(self, now: int, id: str, lease: int, limit: int, weight: int, answer: list[int]) -> None:
+        granted = id in self.held or self.fits(id, limit, weight)
+        assert answer[0] == granted, "refused with room, or more than the limit"
+        if granted:
+            self.hold(id, now + lease, weight)
+
+    def check_claim(
+        self, now: int, id: str, lease: int, limit: int, weight: int, ttl: int, configures: int, answer: list[int]
+    ) -> None:
+        if not self.limit or (configures and id not in self.held):
+            self.limit = limit
+        if id not in self.held and weight > self.limit:
+            assert answer[0] == -2 and answer[2] == self.limit
+            self.queue.pop(id, None)
+            return
+        granted = id in self.held or self.fits(id, self.limit, weight)
+        assert answer[0] == granted, "refused with room, out of turn, or more than the limit"
+        if granted:
+            assert answer[3] > 0 and self.held.get(id, (0, 0, 0))[2] in (0, answer[3]), "a lease keeps its fence"
+            self.queue.pop(id, None)
+            self.hold(id, now + lease, weight, answer[3])
+        elif ttl:
+            self.queue[id] = (now + ttl, weight)
+        else:
+            self.queue.pop(id, None)
+
+
 def test_every_trace(redis_server: Server) -> None:
-    """The leases of a model, which has an end and a weight for each id, are those of both."""
+    """Both do what the model does."""
 
     @given(st.lists(st.tuples(ACTIONS, st.integers(1, 2)), max_size=30))
     def check(trace: list[tuple[tuple[str, Any, tuple[int, int, int]], int]]) -> None:
         twins = Twins(SEMAPHORE, redis_server)
-        held: dict[str, tuple[int, int]] = {}  # end and weight
+        model = Model()
         for (op, id, (lease, limit, weight)), times in trace:
             if op == "advance":
                 twins.clock.advance(id)
                 continue
             now = twins.clock.now()
-            held = {each: kept for each, kept in held.items() if kept[0] > now}
-            used = sum(kept[1] for kept in held.values())
-            answer = twins.step(op, id, lease, limit, weight, times=times)
-            if op == "acquire" and answer[0] == 1:
-                assert id in held or used + weight <= limit, "more than the limit"
-                held[id] = (now + lease, held[id][1] if id in held else weight)
-            elif op == "acquire" and answer[0] == 0:
-                assert id not in held and used + weight > limit, "refused with room"
-                assert answer[2] == min((end - now for end, _ in held.values()), default=-1)
+            model.pass_time(now)
+            if op in ("claim", "configure", "try"):
+                queue_for = (0 if op == "try" else WAITER, int(op == "configure"))
+                answer = twins.step("claim", id, lease, limit, weight, *queue_for, times=times)
+                if answer[0] != -1:
+                    model.check_claim(now, id, lease, limit, weight, *queue_for, answer)
+            else:
+                answer = twins.step(op, id, lease, limit, weight, times=times)
+            if op == "acquire" and answer[0] != -1:
+                model.check_acquire(now, id, lease, limit, weight, answer)
             elif op == "renew":
-                assert answer[0] == (id in held)
-                if id in held:
-                    held[id] = (now + lease, held[id][1])
+                assert answer[0] == (id in model.held)
+                if id in model.held:
+                    model.hold(id, now + lease, weight)
             elif op == "release":
-                assert id not in held or answer[0] == 1
-                held.pop(id, None)
+                assert id not in model.held or answer[0] == 1
+                model.held.pop(id, None)
+                model.queue.pop(id, None)
             elif op == "peek":
-                assert answer[0] == (id in held)
+                assert answer[0] == (id in model.held)
             elif op == "evict" and answer[1] == 0:
-                held = {}
-            assert answer[1] == sum(kept[1] for kept in held.values()), "the sum of the weights is wrong"
+                model.held = {}
+            if op == "status":
+                assert answer == [model.used, len(model.held), len(model.queue), model.limit or limit]
+            else:
+                assert answer[1] == model.used, "the sum of the weights is wrong"
+            if answer[0] == 0 and op in ("acquire", "peek", "claim", "configure", "try"):
+                assert answer[2] == min((end - now for end, _, _ in model.held.values()), default=-1)
         twins.close()
 
     check()
+
+
+def test_first_come_first_served(redis_server: Server) -> None:
+    """No light one takes the room that a heavy one waits for, until the heavy one is served, leaves or dies."""
+    twins = Twins(SEMAPHORE, redis_server)
+
+    def claim(id: str, weight: int = 1, ttl: int = WAITER, configures: int = 0, limit: int = 4) -> list[int]:
+        return twins.step("claim", id, LEASE, limit, weight, ttl, configures, times=2)
+
+    assert [claim(id)[:2] for id in "ab"] == [[1, 1], [1, 2]]
+    for _ in range(3):
+        assert claim("heavy", 3)[0] == 0
+        assert claim("light")[0] == 0 and claim("try", ttl=0)[0] == 0
+        assert twins.step("acquire", "other", LEASE, 4, 1)[0] == 0, "also beside callers without a fence"
+    assert twins.step("status", "", LEASE, 4, 1) == [2, 2, 2, 4]
+    twins.step("release", "a", LEASE, 4, 1)
+    assert claim("light")[0] == 0
+    assert claim("heavy", 3)[:2] == [1, 4]
+    twins.step("release", "b", LEASE, 4, 1)
+    assert claim("light")[:2] == [1, 4]
+    assert claim("heavy 2", 4)[0] == 0
+    assert claim("light 2")[0] == 0
+    twins.step("release", "heavy", LEASE, 4, 3)
+    assert claim("light 2")[0] == 0, "there is room for it, but not its turn"
+    twins.step("release", "heavy 2", LEASE, 4, 4)  # it gives up
+    assert claim("light 2")[0] == 1
+    assert claim("heavy 3", 3)[0] == claim("light 3", 2)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    assert claim("light 3", 2)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)  # the heavy one is taken for dead, and was not
+    assert claim("heavy 3", 3)[0] == 0 and claim("light 3", 2)[0] == 1, "it is behind the light one now"
+    twins.step("release", "light 2", LEASE, 4, 1)
+    twins.clock.advance(WAITER / SECOND)
+    assert twins.step("acquire", "other", LEASE, 4, 1)[0] == 1, "dead, it holds up no caller"
+    twins.step("evict", "all", LEASE, 4, 1)
+    assert claim("all", 4)[0] == 1 and claim("dies")[0] == claim("heavy 4", 4)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    assert claim("heavy 4", 4)[0] == 0
+    twins.clock.advance(WAITER / SECOND / 2)
+    twins.step("release", "all", LEASE, 4, 4)
+    assert claim("dies")[0] == 0, "there is room where it was, but it lost its turn"
+    assert claim("heavy 4", 4)[0] == 1
+    twins.close()
+
+
+def test_the_last_limit_holds(redis_server: Server) -> None:
+    """A claim that configures sets the limit of all; one of a holder does not, nor does a claim without."""
+    twins = Twins(SEMAPHORE, redis_server)
+    assert twins.step("claim", "a", LEASE, 2, 1, WAITER, 1)[0] == 1
+    assert twins.step("claim", "b", LEASE, 1, 1, WAITER, 1)[0] == 0
+    assert twins.step("claim", "a", LEASE, 2, 1, WAITER, 1)[0] == 1, "the same again"
+    assert twins.step("status", "", LEASE, 9, 1)[3] == 1
+    assert twins.step("claim", "c", LEASE, 2, 1, WAITER, 0)[0] == 0
+    assert twins.step("claim", "d", LEASE, 2, 2, WAITER, 0) == [-2, 1, 1, 0], "waiting would not help"
+    assert twins.step("claim", "e", LEASE, 5, 2, 0, 1)[0] == 1, "two wait for one each"
+    assert twins.step("claim", "d", LEASE, 2, 2, WAITER, 0)[0] == 0
+    twins.close()
 
 
 def test_a_lower_limit(redis_server: Server) -> None:
@@ -119,7 +242,8 @@ def test_what_is_kept(redis_server: Server) -> None:
         twins.step("release", str(number), LEASE, 5, 1)
     state = twins.memory._states["semaphore", twins.name]
     assert len(state.released) == client.zcard(keys[2]) == MAX_RELEASED
-    assert all(0 < client.pttl(key) <= 60_000 for key in keys), "a key without a TTL"
+    assert all(0 < client.pttl(key) <= 60_000 for key in keys[:3]), "a key without a TTL"
+    assert client.exists(*keys) == 3, "keys of a queue and a fence, and there is neither"
     assert client.pttl(keys[0]) <= 10_000 and client.pttl(keys[1]) <= 10_000
     twins.step("renew", "a", LEASE // 5, 5, 1)
     assert client.pttl(keys[0]) <= 2_000
@@ -130,6 +254,14 @@ def test_what_is_kept(redis_server: Server) -> None:
     twins.step("release", "last", LEASE, 5, 1)
     assert len(state.released) == client.zcard(keys[2]) == 1
     twins.clock.advance(100)
+    assert state.is_expired(twins.clock.now())
+    twins.step("claim", "b", LEASE, 1, 1, WAITER, 1)
+    twins.step("claim", "c", LEASE, 1, 1, WAITER, 1)
+    assert client.exists(*keys[3:]) == 3
+    assert all(0 < client.pttl(key) <= LAST_TTL // 1000 for key in client.keys("*")), "a key without a TTL"
+    twins.clock.advance(20)
+    assert not state.is_expired(twins.clock.now()), "the limit and the fence are kept"
+    twins.clock.advance(LAST_TTL / SECOND)
     assert state.is_expired(twins.clock.now())
     twins.close()
 

@@ -1,12 +1,10 @@
-"""All four tools on a Cluster, and through a failover that Sentinels order."""
+"""All tools on a Cluster, and through a failover that Sentinels order."""
 
 import threading
 
 import pytest
 
-from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
-from headgate.coordination.states.machine import Operation
-from headgate.coordination.states.semaphore import SEMAPHORE
+from headgate.coordination import CircuitBreaker, Lock, LockTimeout, Pool, Semaphore, SemaphoreStatus, WaitQueue
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
 from tests.support.clusters import Cluster, Sentinels, wait_until
@@ -49,20 +47,24 @@ def test_cluster(cluster: Cluster) -> None:
 @pytest.mark.xdist_group("faults-cluster")
 def test_semaphore_on_a_cluster(cluster: Cluster) -> None:
     """All keys of a semaphore are in one slot, also where its weights need a second key, and every server has some."""
-    store = RedisStore(cluster.bare_url + "?timeout=5")
-    states = store.states()
+    url = cluster.bare_url + "?timeout=5"
+    elsewhere = RedisStore(cluster.url, timeout=5)  # shares nothing with what the URL opens but the servers
     for number in TIMES:
-        steps = [
-            ("acquire", "a", 2),
-            ("acquire", "b", 1),
-            ("acquire", "c", 1),
-            ("release", "a", 1),
-            ("acquire", "c", 3),
-        ]
-        made = (Operation(op, (id, 60_000_000, 3, weight)) for op, id, weight in steps)
-        replies = [states.run(SEMAPHORE, f"uploads:tenant-{number}", operation)[:2] for operation in made]
-        assert replies == [[1, 2], [1, 3], [0, 3], [1, 1], [0, 1]]
-    store.close()
+        one, other = (Semaphore(f"uploads:{number}", limit=3, store=store) for store in (elsewhere, url))
+        held = one.acquire(timeout=LONG, weight=2)
+        with other.acquire(timeout=LONG) as light:
+            assert light.fence > held.fence
+            with pytest.raises(LockTimeout):
+                one.acquire(timeout=0)
+        timer = threading.Timer(0.1, held.release)  # its message reaches a waiter that listens at another server
+        timer.start()
+        with other.acquire(timeout=LONG, weight=3) as heavy:
+            heavy.ensure_held()
+            assert one.status() == SemaphoreStatus(limit=3, in_use=3, holders=1, waiting=0)
+        timer.join()
+    assert all(member.ask("DBSIZE") for member in cluster.primaries())
+    other.close()
+    elsewhere.close()
 
 
 @pytest.mark.xdist_group("faults-cluster")
@@ -102,6 +104,7 @@ def test_sentinel_failover(sentinels: Sentinels) -> None:
     breaker.record_failure()
     pool.add("a", "b")
     leased = pool.acquire(timeout=LONG)
+    room = Semaphore("s", limit=2, store=url).acquire(timeout=LONG)
     queue.enqueue("r1")
     wait_until(sentinels.primary.is_followed, "the replica knows of all that")
     sentinels.fail_over()
@@ -117,6 +120,8 @@ def test_sentinel_failover(sentinels: Sentinels) -> None:
     breaker.record_failure()
     assert breaker.state == "OPEN"
     assert leased.release()
+    room.ensure_held()
+    assert room.release()
     assert pool.status().ready == 2
     assert queue.dequeue() == "r1"
     queue.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from headgate import coordination
-from headgate.coordination import Leased
+from headgate.coordination import Leased, SemaphoreLease
 
 AWAITED_PROPERTIES = ("state", "failure_count")  # of the Async tools: asking for them takes a round trip
 
@@ -24,7 +24,7 @@ class Result:
     def __await__(self) -> Generator[Any, Any, Any]:
         yield from ()
         value = self._call()
-        return Awaited(value) if isinstance(value, Leased) else value
+        return Awaited(value) if isinstance(value, Leased | SemaphoreLease) else value
 
     async def __aenter__(self) -> Any:
         self._entered = await self

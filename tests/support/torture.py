@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,61 +84,94 @@ class Outcome:
     stopped: int
 
 
-def torture(server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0) -> Outcome:
-    """Run the processes for so many *seconds*, and until there were *least* acquisitions."""
-    dice = random.Random(seed)
-    serial = iter(range(1_000_000))
-    pauses: dict[str, list[tuple[float, float]]] = {}
-    killed = 0
-    blows: list[float] = []  # when a process was killed or stopped
+class Victims:
+    """Processes of which one after the other is killed, or stopped for longer than *ttl*, mostly one that holds."""
 
-    def start() -> tuple[str, subprocess.Popen[bytes]]:
-        me = f"w{next(serial)}"
-        pauses[me] = []
-        command = [sys.executable, "-c", WORKER, server.patient_url, str(server.port), me, str(TTL)]
+    def __init__(self, server: Server, worker: str, processes: int, arguments: Sequence[str], ttl: float) -> None:
+        self._command = [sys.executable, "-c", worker, server.patient_url, str(server.port)]
+        self._arguments = arguments
+        self._client = server.client()
+        self._ttl = ttl
+        self._serial = itertools.count()
+        self.pauses: dict[str, list[tuple[float, float]]] = {}
+        self.blows: list[float] = []  # when a process was killed or stopped
+        self.killed = 0
+        self._workers = dict(self._start() for _ in range(processes))
+
+    @property
+    def stopped(self) -> int:
+        return sum(map(len, self.pauses.values()))
+
+    def torture(self, seconds: float, seed: int, go_on: Callable[[], bool]) -> None:
+        """Kill and stop them for so many *seconds*, and as long as *go_on* says; then kill them all."""
+        dice = random.Random(seed)
+        try:
+            while self._client.llen("events") == 0:
+                time.sleep(0.05)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end or go_on():
+                time.sleep(dice.uniform(0.05, 0.3))
+                me = dice.choice(list(self._workers))
+                if dice.random() < 0.8:
+                    [last] = self._client.lrange("events", -1, -1)
+                    me = next((each for each in (json.loads(last)[0],) if each in self._workers), me)
+                if dice.random() < 0.5:
+                    self._kill(me)
+                else:
+                    self._stop(me, self._ttl * dice.uniform(1.2, 1.6))
+        finally:
+            for process in self._workers.values():
+                process.kill()
+            for process in self._workers.values():
+                process.wait()
+
+    def longest_stuck(self, acquired: Sequence[float]) -> float:
+        """Seconds between two of these times, counted from when a process was killed or stopped in between."""
+        return max(
+            after - max([blow for blow in self.blows if before < blow < after], default=before)
+            for before, after in itertools.pairwise(acquired)
+        )
+
+    def _start(self) -> tuple[str, subprocess.Popen[bytes]]:
+        me = f"w{next(self._serial)}"
+        self.pauses[me] = []
+        command = [*self._command, me, *self._arguments]
         return me, subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
-    def acquisitions() -> int:
-        return sum("acquired" in text for text in client.lrange("events", 0, -1))
+    def _kill(self, me: str) -> None:
+        victim = self._workers.pop(me)
+        victim.kill()
+        victim.wait()
+        self.blows.append(time.monotonic())
+        self.killed += 1
+        name, process = self._start()
+        self._workers[name] = process
 
-    workers = dict(start() for _ in range(processes))
+    def _stop(self, me: str, seconds: float) -> None:
+        begun = time.monotonic()
+        os.kill(self._workers[me].pid, signal.SIGSTOP)
+        self.blows.append(time.monotonic())
+        time.sleep(seconds)
+        os.kill(self._workers[me].pid, signal.SIGCONT)
+        self.pauses[me].append((begun, time.monotonic()))
+
+
+def torture(server: Server, processes: int, seconds: float, seed: int = 1, least: int = 0) -> Outcome:
+    """Run the processes for so many *seconds*, and until there were *least* acquisitions."""
     client = server.client()
-    try:
-        while client.llen("events") == 0:
-            time.sleep(0.05)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end or acquisitions() < least:
-            time.sleep(dice.uniform(0.05, 0.3))
-            me = dice.choice(list(workers))
-            if dice.random() < 0.8:
-                me = next((each for each in (json.loads(client.lindex("events", -1))[0],) if each in workers), me)
-            if dice.random() < 0.5:
-                victim = workers.pop(me)
-                victim.kill()
-                victim.wait()
-                blows.append(time.monotonic())
-                killed += 1
-                name, process = start()
-                workers[name] = process
-            else:
-                begun = time.monotonic()
-                os.kill(workers[me].pid, signal.SIGSTOP)
-                blows.append(time.monotonic())
-                time.sleep(TTL * dice.uniform(1.2, 1.6))
-                os.kill(workers[me].pid, signal.SIGCONT)
-                pauses[me].append((begun, time.monotonic()))
-    finally:
-        for process in workers.values():
-            process.kill()
-        for process in workers.values():
-            process.wait()
+
+    def too_few() -> bool:
+        return sum("acquired" in text for text in client.lrange("events", 0, -1)) < least
+
+    victims = Victims(server, WORKER, processes, [str(TTL)], TTL)
+    victims.torture(seconds, seed, too_few)
     events: list[list[Any]] = [json.loads(text) for text in client.lrange("events", 0, -1)]
     acquired = sorted((when, fence) for _, kind, when, _, fence in events if kind == "acquired")
     stale = [event for event in events if event[1] == "stale"]
     unexplained = [
         [me, when, took]
         for me, _, when, took, since in stale
-        if took < STARVED and not any(stop < when + took and go > since for stop, go in pauses[me])
+        if took < STARVED and not any(stop < when + took and go > since for stop, go in victims.pauses[me])
     ]
     times = [when for when, _ in acquired]
     fences = [fence for _, fence in acquired]
@@ -148,13 +182,10 @@ def torture(server: Server, processes: int, seconds: float, seed: int = 1, least
         len(unexplained),
         sum(event[1] == "shared" for event in events),
         max(after - before for before, after in itertools.pairwise(times)),
-        max(
-            after - max([blow for blow in blows if before < blow < after], default=before)
-            for before, after in itertools.pairwise(times)
-        ),
+        victims.longest_stuck(times),
         len(set(fences)) == len(fences),
-        killed,
-        sum(map(len, pauses.values())),
+        victims.killed,
+        victims.stopped,
     )
 
 

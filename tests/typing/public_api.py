@@ -17,10 +17,12 @@ from headgate.coordination import (
     AsyncCircuitBreaker,
     AsyncLock,
     AsyncPool,
+    AsyncSemaphore,
     AsyncWaitQueue,
     CircuitBreaker,
     Lock,
     Pool,
+    Semaphore,
     WaitQueue,
 )
 from headgate.joint import JointCheck, try_acquire_all, try_acquire_all_async
@@ -86,7 +88,9 @@ def coordination(store: Store) -> None:
         CircuitBreaker("api", store=given, failures=3, open_for=600.0, successes=3, ignore=(ValueError,))
         Pool("agents", store=given, lease=30.0, slots=2, quota="80/10 minutes", failures=3)
         WaitQueue("tokens", store=given, timeout=60.0, max_length=10)
+        Semaphore("erp", limit=50, store=given, lease=30.0, max_hold=60.0)
         AsyncLock("reindex", store=given)
+        AsyncSemaphore("erp", limit=50, store=given, cancel_when_lost=True)
         AsyncCircuitBreaker("api", store=given)
         AsyncPool("agents", store=given)
         AsyncWaitQueue("tokens", store=given)
@@ -96,16 +100,21 @@ def calls(limiter: Limiter) -> Decision:
     with limiter, Lock("x") as lock, CircuitBreaker("y"), Pool("z").acquire(timeout=1.0) as leased:
         fence: int = lock.fence
         member: str = leased.member
+        with Semaphore("w", limit=2).acquire(timeout=1.0, weight=2) as lease:
+            lease.ensure_held()
+            held: bool = lease.held and lease.fence > fence
         decision = limiter.acquire(member, permits=fence, timeout=2.0)
     remaining: int = decision.remaining
     wait: float = decision.retry_after
-    return limiter.try_acquire("k", permits=remaining) if wait else limiter.peek("k")
+    return limiter.try_acquire("k", permits=remaining) if wait and held else limiter.peek("k")
 
 
 async def async_calls(limiter: AsyncLimiter) -> Decision:
-    async with limiter, AsyncLock("x") as lock, AsyncCircuitBreaker("y"):
+    semaphore = AsyncSemaphore("w", limit=2)
+    async with limiter, AsyncLock("x") as lock, AsyncCircuitBreaker("y"), semaphore.acquire(weight=2) as lease:
         fence: int = lock.fence
-        return await limiter.acquire("k", permits=fence, timeout=2.0)
+        in_use: int = (await semaphore.status()).in_use + lease.weight
+        return await limiter.acquire("k", permits=fence + in_use, timeout=2.0)
 
 
 def decorated(limiter: Limiter) -> float:

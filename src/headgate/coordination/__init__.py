@@ -1,12 +1,14 @@
-"""What API clients and crawlers need beside a limiter: lock, circuit breaker, pool and queue, shared by a fleet.
+"""What API clients and crawlers need beside a limiter: lock, semaphore, circuit breaker, pool and queue, shared.
 
-from headgate.coordination import CircuitBreaker, Lock, Pool, WaitQueue
+from headgate.coordination import CircuitBreaker, Lock, Pool, Semaphore, WaitQueue
 
-These four are called tools. Each works on ``memory://`` within a process and on Redis between many; each has an Async
+These five are called tools. Each works on ``memory://`` within a process and on Redis between many; each has an Async
 twin with the same methods, awaited. See docs/coordination.md.
 
 lock.py              Lock: acquire, release, fence
-acquisition.py       one acquisition of a lock: when it is renewed, how it ends or is lost, which thread has it
+acquisition.py       one acquisition of a lock or semaphore: its renewal, its end, its loss; which thread has a lock
+semaphore.py         Semaphore: acquire, status
+semaphore_leases.py  one lease of a semaphore, from the request until it is released
 breaker.py           CircuitBreaker: admits calls, and reports how they ended
 active_calls.py      which calls run through a breaker, and which of them the running code is part of
 pool.py              Pool: leases its members to callers
@@ -18,7 +20,7 @@ queue_heartbeat.py   tells the store that the waiters in a WaitQueue are alive
 
 arguments.py         checks the arguments of all tools
 runner.py            runs operations, for threads and for asyncio; lets callers queue until one succeeds
-renewal.py           the heartbeat: renews held locks and leased members when they say that it is time
+renewal.py           the heartbeat: renews locks, members and leases when they say that it is time
 background_retry.py  repeats a release, an undo or a report in the background until the store answers
 timers.py            the threads that make a call at its time, for renewal, background_retry and queue_heartbeat
 backend.py           what all tools on one store share; the states in memory
@@ -32,7 +34,17 @@ from headgate.coordination.lock import AsyncLock, Lock
 from headgate.coordination.members import PoolStatus
 from headgate.coordination.pool import CRAWLER, AsyncPool, Pool
 from headgate.coordination.queue import AsyncWaitQueue, WaitQueue
-from headgate.errors import CircuitOpen, LockLost, LockTimeout, PoolExhausted, QueueFull, StoreUnavailable
+from headgate.coordination.semaphore import AsyncSemaphore, Semaphore, SemaphoreStatus
+from headgate.coordination.semaphore_leases import AsyncSemaphoreLease, SemaphoreLease
+from headgate.errors import (
+    CircuitOpen,
+    LockLost,
+    LockTimeout,
+    PermitsExceedLimit,
+    PoolExhausted,
+    QueueFull,
+    StoreUnavailable,
+)
 
 __all__ = [
     "CRAWLER",
@@ -40,6 +52,8 @@ __all__ = [
     "AsyncLeased",
     "AsyncLock",
     "AsyncPool",
+    "AsyncSemaphore",
+    "AsyncSemaphoreLease",
     "AsyncWaitQueue",
     "CircuitBreaker",
     "CircuitOpen",
@@ -47,10 +61,14 @@ __all__ = [
     "Lock",
     "LockLost",
     "LockTimeout",
+    "PermitsExceedLimit",
     "Pool",
     "PoolExhausted",
     "PoolStatus",
     "QueueFull",
+    "Semaphore",
+    "SemaphoreLease",
+    "SemaphoreStatus",
     "StoreUnavailable",
     "WaitQueue",
 ]

@@ -1,4 +1,4 @@
-"""Acquisitions of a lock: how each is renewed, released or lost, and which thread or task it belongs to.
+"""Acquisitions of a lock or a semaphore: how each is renewed, released or lost; which thread or task has a lock.
 
 Every thread or task that uses a `Lock` object has its own acquisitions. A caller without one acts on the last of the
 object, so that one thread of an executor may release what another has acquired. The exception is a caller whose last
@@ -29,8 +29,8 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
 
-class LockTerms:
-    """What all acquisitions of a `Lock` object have in common. Times in seconds."""
+class HoldTerms:
+    """What all acquisitions of a `Lock` or `Semaphore` object have in common. Times in seconds."""
 
     def __init__(self, runner: Runner, ttl: float, max_hold: float | None) -> None:
         self.runner = runner
@@ -45,7 +45,7 @@ class LockTerms:
 class Acquisition:
     """One acquisition, from the first request until it is released or lost."""
 
-    def __init__(self, terms: LockTerms, lost: Event) -> None:
+    def __init__(self, terms: HoldTerms, lost: Event) -> None:
         self.terms = terms
         self.owner = secrets.token_hex(12)
         self.lost = lost
@@ -57,7 +57,7 @@ class Acquisition:
         self.released = False
         self.process = os.getpid()
         self.timer: Timer | None = None
-        self.task: asyncio.Task[object] | None = None  # to be cancelled when the lock is lost
+        self.task: asyncio.Task[object] | None = None  # to be cancelled when this is lost
 
     def grant(self, fence: int, sent: int) -> None:
         """Begin it: a request that was sent at that time was granted."""
@@ -74,7 +74,7 @@ class Acquisition:
         sent = self.terms.clock.now()
         if self.renewable_until is None or sent < self.renewable_until:
             try:
-                [ours] = yield self._operation("renew")
+                ours, *_ = yield self._operation("renew")
             except StoreUnavailable:
                 pass  # the next renewal tries again, if there is time
             else:
@@ -92,7 +92,7 @@ class Acquisition:
             yield from self.renew()
             return not self.over
         try:
-            ours, _ = yield self._operation("peek")
+            ours, *_ = yield self._operation("peek")
         except StoreUnavailable:
             ours = True  # for all we know, until its TTL is over
         if not ours and not self.over:
@@ -105,7 +105,7 @@ class Acquisition:
         self.end()
         self.unconfirmed = True
         try:
-            [released] = yield self._operation("release")
+            released, *_ = yield self._operation("release")
         except StoreUnavailable:
             return ours
         self.unconfirmed = False
@@ -128,6 +128,16 @@ class Acquisition:
             self.lost.set()
             if self.task:
                 self.task.cancel()
+
+    def was_cancelled_by_loss(self, error: BaseException | None) -> bool:
+        """Whether the running task was cancelled because this was lost, and for no other reason.
+
+        *error* is what ended the body of the task's ``with``. The cancellation is taken back.
+        """
+        task = asyncio.current_task()
+        if task is None or self.task is not task or not self.lost.is_set():
+            return False
+        return task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None)
 
     def end(self) -> None:
         self.over = True

@@ -18,13 +18,12 @@ import secrets
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from random import Random
 from types import TracebackType
 from typing import Any, Self, cast
 
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
-from headgate.coordination.acquisition import Acquisition, Event, LockTerms, Ownership
+from headgate.coordination.acquisition import Acquisition, Event, HoldTerms, Ownership
 from headgate.coordination.arguments import check_seconds, check_timeout, check_ttl, deadline_after
 from headgate.coordination.backend import running_task
 from headgate.coordination.renewal import keep_renewed
@@ -33,8 +32,6 @@ from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
 from headgate.stores.base import Store
-
-JITTER = Random()  # not the common generator, which a program may seed alike in all its processes
 
 
 class _AnyLock(Tool):
@@ -54,7 +51,7 @@ class _AnyLock(Tool):
         max_hold = None if max_hold is None else check_seconds("max_hold", max_hold)
         self._set_up(LOCK, name, store, clock)
         self._timeout = check_timeout(timeout)
-        self._terms = LockTerms(self._runner, ttl, max_hold)
+        self._terms = HoldTerms(self._runner, ttl, max_hold)
         self._ownership = Ownership()
         self._unconfirmed_owner = ""  # of a request without an answer; it may hold the lock
         self._never_lost: Event = asyncio.Event() if self._for_tasks else SignalSafeEvent()
@@ -106,8 +103,7 @@ class _AnyLock(Tool):
             self._unconfirmed_owner = ""
             acquisition.grant(fence, sent)
             return True, 0.0
-        ask_in = self._runner.backend.states.poll * JITTER.uniform(0.8, 1.0)  # not in step with other processes
-        return None, min(ask_in, wait_ms / 1000) if wait_ms > 0 else ask_in
+        return None, self._runner.next_poll(wait_ms / 1000)
 
     def _check_no_reentry(self, caller: object, timeout: float | None) -> None:
         """Raise if *caller* holds the lock and would wait for itself for ever."""
@@ -302,9 +298,8 @@ class AsyncLock(_AnyLock):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         task, acquisition = asyncio.current_task(), self._current()
-        cancelled = acquisition is not None and acquisition.task is task and acquisition.lost.is_set()
         released = not self._ownership.already_released(task) and await self.release()
-        if cancelled and task and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError | None):
+        if acquisition and acquisition.was_cancelled_by_loss(error):
             raise self._lost_error() from error
         if not released and error is None:
             raise self._lost_error()

@@ -13,15 +13,14 @@ long it may take. Two operations matter: `acquire` leases a member, `settle` ret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
-from types import TracebackType
-from typing import Any, TypedDict
+from collections.abc import Callable
+from typing import TypedDict
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import check_ttl, deadline_after
 from headgate.coordination.leases import AsyncLeased, Leased, LeaseTerms, MemberLease
 from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
-from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_queue
+from headgate.coordination.runner import Acquiring, Plan, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted
 from headgate.keys import check_key
@@ -141,36 +140,6 @@ class Pool(_AnyPool):
         self._runner.backend.close()
 
 
-class AcquiringLease(Coroutine[Any, Any, AsyncLeased]):
-    """What `AsyncPool.acquire` gives: await it for a lease, make a task of it, or use it with ``async with``."""
-
-    def __init__(self, acquire: Coroutine[Any, Any, AsyncLeased]) -> None:
-        self._acquire = acquire
-        self._leased: AsyncLeased | None = None
-
-    def __await__(self) -> Generator[Any, Any, AsyncLeased]:
-        return self._acquire.__await__()
-
-    def send(self, value: Any) -> Any:
-        return self._acquire.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._acquire.throw(*error)
-
-    def close(self) -> None:
-        self._acquire.close()
-
-    async def __aenter__(self) -> AsyncLeased:
-        self._leased = await self
-        return await self._leased.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        assert self._leased is not None
-        await self._leased.__aexit__(kind, error, at)
-
-
 class AsyncPool(_AnyPool):
     """`Pool` for asyncio: the same arguments, the same methods, awaited.
 
@@ -188,9 +157,9 @@ class AsyncPool(_AnyPool):
         """Do not lease these members any more; a lease that has begun goes on."""
         await self._runner.arun(self._retire_plan(members))
 
-    def acquire(self, timeout: float | None = None) -> AcquiringLease:
+    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLeased]:
         """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
-        return AcquiringLease(self._acquire(timeout))
+        return Acquiring(self._acquire(timeout))
 
     async def _acquire(self, timeout: float | None) -> AsyncLeased:
         return AsyncLeased(await self._runner.arun(self._acquire_plan(self._runner.async_ticket, timeout)))

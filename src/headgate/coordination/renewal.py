@@ -1,4 +1,4 @@
-"""The heartbeat of held locks and leased members: renewed before they expire, while their holder refers to them.
+"""The heartbeat of what is held: renewed before it expires, while its holder refers to it.
 
 A timer of the backend starts each renewal: in its own thread, or for a lock of asyncio in the event loop of its holder.
 The references here are weak: if a holder drops its lock object without a release, the lock is not renewed and expires.
@@ -18,7 +18,7 @@ from headgate.coordination.timers import Timer
 
 
 class Renewable(Protocol):
-    """An acquisition of a lock or a lease of a member, once it is granted."""
+    """An acquisition of a lock or a semaphore, or a lease of a member, once it is granted."""
 
     over: bool  # released or lost
     timer: Timer | None

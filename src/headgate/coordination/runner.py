@@ -1,8 +1,9 @@
 """Run the plans of the tools: a plan yields an `Operation` on a state, or a `Sleep` until its caller is woken.
 
-A tool is a lock, a circuit breaker, a pool or a queue. Its `Runner` drives its plans (see `headgate._plan`) for threads
-and for asyncio. Callers of a process that wait for the same tool queue in the process, and only the first asks the
-store: thousands of waiters cost no more questions than a few. See `wait_in_queue` for the exceptions.
+A tool is a lock, a semaphore, a circuit breaker, a pool or a queue. Its `Runner` drives its plans (see
+`headgate._plan`) for threads and for asyncio. Callers of a process that wait for the same tool queue in the process,
+and only the first asks the store: thousands of waiters cost no more questions than a few. See `wait_in_queue` for the
+exceptions.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from random import Random
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from headgate._plan import arun, run
@@ -24,8 +28,10 @@ from headgate.keys import check_key
 from headgate.stores.base import Store
 
 RETRY = 0.1  # seconds between attempts while the store does not answer
+JITTER = Random()  # not the common generator, which a program may seed alike in all its processes
 
 R = TypeVar("R")
+Entered = TypeVar("Entered", bound=AbstractAsyncContextManager[Any])
 
 
 class Sleep(NamedTuple):
@@ -189,6 +195,11 @@ class Runner:
         request.event.clear()  # before the next attempt, so that no wake-up is lost
         return None
 
+    def next_poll(self, seconds: float) -> float:
+        """Seconds after which a waiter asks again, woken or not: so many, if that is known (more than 0) and soon."""
+        ask_in = self.backend.states.poll * JITTER.uniform(0.8, 1.0)  # not in step with other processes
+        return min(ask_in, seconds) if seconds > 0 else ask_in
+
     def retry_in_background(self, operation: Operation, until: int, process: int) -> None:
         """Run *operation* in the background until the store answers, or until that time.
 
@@ -208,7 +219,7 @@ class Runner:
 
 
 class Tool:
-    """What a lock, a breaker, a pool and a queue have in common: a name and a `Runner`. Constructors call `_set_up`."""
+    """What all tools have in common: a name and a `Runner`. Constructors call `_set_up`."""
 
     _for_tasks = False  # True: its methods are awaited
 
@@ -218,6 +229,37 @@ class Tool:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._runner!r}>"
+
+
+class Acquiring(Coroutine[Any, Any, Entered]):
+    """A call of asyncio that acquires something: await it, make a task of it, or use it with ``async with``."""
+
+    def __init__(self, acquire: Coroutine[Any, Any, Entered]) -> None:
+        self._acquire = acquire
+        self._acquired: Entered | None = None
+
+    def __await__(self) -> Generator[Any, Any, Entered]:
+        return self._acquire.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._acquire.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._acquire.throw(*error)
+
+    def close(self) -> None:
+        self._acquire.close()
+
+    async def __aenter__(self) -> Entered:
+        self._acquired = await self
+        await self._acquired.__aenter__()
+        return self._acquired
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        assert self._acquired is not None
+        await self._acquired.__aexit__(kind, error, at)
 
 
 def _set_event(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
