@@ -11,9 +11,7 @@ batching.py      BatchSender: the connections of an event loop; calls awaited to
 merging.py       calls that travel together are few commands
 topology.py      which server to ask: single, Sentinel or Cluster
 url.py           what a URL says of servers, connections and time-outs
-breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
-probe.py         looks in the background whether that server is back
-health.py        a health check of a server
+health.py        a health check of a server, and what a probe asks it
 unlink.py        remove all keys of a prefix
 pubsub.py        messages that wake waiters in other processes
 """

@@ -6,6 +6,13 @@ key_table.py     KeyTable: the states of one limiter in a MemoryStore
 memory_joint.py  several limiters in one step of a MemoryStore
 shared/          SharedStore: in files that all processes of this machine map
 redis.py         RedisStore: in a Redis
+breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
+probe.py         looks in the background whether that server is back
+connections.py   the connections of threads to a server: idle, in use, waited for
+batching.py      the queue of an event loop to a server: calls awaited together become one round trip
+remote.py        one rule of a limiter on a server: its calls ask the server, or the fallback when it fails
+remote_joint.py  several limiters in one call to a server
+settings.py      numbers in the URL of a server, and the URL without its passwords
 thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`
 """
 

@@ -21,12 +21,13 @@ from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import HEALTH_TIMEOUT
-from headgate.redis.joint import JointScripts, take_all
+from headgate.redis.joint import JointScript
 from headgate.redis.script import slot_of, tag_function
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import MIN_CONNECTIONS, RedisOptions, RedisURL, parse_url
 from headgate.rule import Rule
 from headgate.stores.base import NO_PICKLE, Health, StoreCheck, StoreOptions
+from headgate.stores.remote_joint import JointScripts, take_all
 
 if TYPE_CHECKING:
     from headgate.coordination.redis_states import RedisStates
@@ -73,7 +74,7 @@ class RedisStore:
         self.hash_keys = hash_keys
         self.clock = clock
         self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
-        self._joint_scripts = JointScripts(clock)
+        self._joint_scripts = JointScripts(lambda parts: JointScript(parts, clock))
         self._sync_executor: SyncExecutor | None = None
         self._health_executor: SyncExecutor | None = None
         self._health: Health | None = None
