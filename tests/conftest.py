@@ -189,7 +189,7 @@ def open_stores() -> Iterator[OpenStores]:
 
 def _callers(request: pytest.FixtureRequest, stores: OpenStores) -> Callers:
     name, colour = request.param
-    return Callers(stores.empty(name), colour, whole=STORES[name].whole)
+    return Callers(stores.empty(name), colour, whole=STORES[name].whole, share=STORES[name].share)
 
 
 @pytest.fixture(params=rows(lambda row: row.whole))
