@@ -16,11 +16,11 @@ from tests.support.clocks import until
 from tests.support.postgres import PASSWORD, USER, PostgresServer
 
 
-def test_read_only(server: PostgresServer) -> None:
+def test_read_only(postgres_server: PostgresServer) -> None:
     """The policy answers while the database takes no writes, and the breaker stays closed: it does answer."""
-    with Limiter("3/30d", store=server.url, on_store_error="allow") as limiter:
+    with Limiter("3/30d", store=postgres_server.url, on_store_error="allow") as limiter:
         assert limiter.try_acquire("k").remaining == 2
-        server.admin("ALTER DATABASE limits SET default_transaction_read_only = on")
+        postgres_server.admin("ALTER DATABASE limits SET default_transaction_read_only = on")
         try:
             limiter.close()  # the setting is that of new connections
             decision = limiter.try_acquire("k")
@@ -28,17 +28,17 @@ def test_read_only(server: PostgresServer) -> None:
             assert limiter.store_health().state == "closed"
             assert limiter.health().reason == "read-only"
         finally:
-            server.admin("ALTER DATABASE limits RESET default_transaction_read_only")
+            postgres_server.admin("ALTER DATABASE limits RESET default_transaction_read_only")
         until(lambda: not limiter.try_acquire("k").degraded)
 
 
 @pytest.mark.store_timeout(1.0)
-def test_too_many_connections(server: PostgresServer) -> None:
+def test_too_many_connections(postgres_server: PostgresServer) -> None:
     """A server without a free connection is answered for, and used again when it has one."""
-    server.admin(f"ALTER ROLE {USER} CONNECTION LIMIT 1")
+    postgres_server.admin(f"ALTER ROLE {USER} CONNECTION LIMIT 1")
     try:
-        with Limiter("3/30d", store=server.url, on_store_error="deny") as limiter:
-            with psycopg.connect(server.bare_url):
+        with Limiter("3/30d", store=postgres_server.url, on_store_error="deny") as limiter:
+            with psycopg.connect(postgres_server.bare_url):
                 decision = limiter.try_acquire("k")
                 assert not decision.allowed and decision.degraded
                 assert "too many connections" in limiter.store_health().last_error
@@ -47,13 +47,13 @@ def test_too_many_connections(server: PostgresServer) -> None:
                 assert limiter.store_health().state == "open"
             until(lambda: not limiter.peek("k", 0).degraded)
     finally:
-        server.admin(f"ALTER ROLE {USER} CONNECTION LIMIT -1")
+        postgres_server.admin(f"ALTER ROLE {USER} CONNECTION LIMIT -1")
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_wrong_password(colour: str, server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_password(colour: str, postgres_server: PostgresServer, caplog: pytest.LogCaptureFixture) -> None:
     """It is said, and neither the right password nor the wrong one is."""
-    url = server.url.replace(PASSWORD, "another-s3cret")
+    url = postgres_server.url.replace(PASSWORD, "another-s3cret")
     caplog.set_level(logging.DEBUG)
     seen: list[str] = []
 
@@ -79,41 +79,41 @@ def test_wrong_password(colour: str, server: PostgresServer, caplog: pytest.LogC
 
 
 @pytest.mark.store_timeout(0.3)
-def test_row_locked_by_another(server: PostgresServer) -> None:
+def test_row_locked_by_another(postgres_server: PostgresServer) -> None:
     """A caller waits no longer than its time-out for a row that an administrator has locked; nothing is spent later."""
-    with Limiter("3/30d", store=server.url, on_store_error="deny") as limiter:
+    with Limiter("3/30d", store=postgres_server.url, on_store_error="deny") as limiter:
         until(lambda: not limiter.try_acquire("k").degraded)
         limiter.reset("k")
         limiter.try_acquire("k")
-        with psycopg.connect(server.bare_url) as other:
+        with psycopg.connect(postgres_server.bare_url) as other:
             other.execute("SELECT * FROM headgate_state FOR UPDATE")
             begun = time.monotonic()
             assert limiter.try_acquire("k").degraded
             assert time.monotonic() - begun < 5
             busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%headgate_check%' AND state = 'active'"
-            until(lambda: server.admin(busy + " AND pid <> pg_backend_pid()") == [(0,)])
+            until(lambda: postgres_server.admin(busy + " AND pid <> pg_backend_pid()") == [(0,)])
             other.rollback()
         until(lambda: limiter.peek("k", 0).remaining == 2)
 
 
-def test_isolation(server: PostgresServer) -> None:
+def test_isolation(postgres_server: PostgresServer) -> None:
     """A database whose transactions are serializable by default is asked as any other."""
-    server.admin("ALTER DATABASE limits SET default_transaction_isolation = 'serializable'")
+    postgres_server.admin("ALTER DATABASE limits SET default_transaction_isolation = 'serializable'")
     try:
-        store = PostgreSQLStore(server.url)
+        store = PostgreSQLStore(postgres_server.url)
         with Limiter("30/30d", store=store, on_store_error="raise") as limiter:
             assert sum(in_threads(8, lambda: sum(bool(limiter.try_acquire("k")) for _ in range(10)))) == 30
         store.close()
     finally:
-        server.admin("ALTER DATABASE limits RESET default_transaction_isolation")
+        postgres_server.admin("ALTER DATABASE limits RESET default_transaction_isolation")
 
 
-def test_fork(server: PostgresServer) -> None:
+def test_fork(postgres_server: PostgresServer) -> None:
     """A child has connections of its own, and the parent keeps its session when the child ends."""
-    with Limiter("10/30d", store=server.url, on_store_error="raise") as limiter:
+    with Limiter("10/30d", store=postgres_server.url, on_store_error="raise") as limiter:
         assert limiter.try_acquire("k").remaining == 9
         session = "SELECT pid FROM pg_stat_activity WHERE application_name = 'headgate'"
-        before = server.admin(session)
+        before = postgres_server.admin(session)
         child = os.fork()
         if child == 0:
             code = 1
@@ -124,10 +124,10 @@ def test_fork(server: PostgresServer) -> None:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert limiter.try_acquire("k").remaining == 7
-        assert server.admin(session) == before
+        assert postgres_server.admin(session) == before
 
 
-def test_batch_is_one_statement(server: PostgresServer) -> None:
+def test_batch_is_one_statement(postgres_server: PostgresServer) -> None:
     """A hundred checks of several limiters, awaited at the same time, are one statement; two loops never deadlock."""
 
     async def burst(limiters: list[AsyncLimiter], keys: list[str]) -> int:
@@ -135,7 +135,7 @@ def test_batch_is_one_statement(server: PostgresServer) -> None:
         return sum(bool(decision) for decision in await asyncio.gather(*asked))
 
     async def main() -> None:
-        store = PostgreSQLStore(server.url)
+        store = PostgreSQLStore(postgres_server.url)
         algorithms = ["token_bucket", "sliding_window", "fixed_window", "sliding_window_counter"]
         limiters = [
             AsyncLimiter(["3/30d", "50/60d"], algorithm=name, store=store, on_store_error="raise")  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_batch_is_one_statement(server: PostgresServer) -> None:
         before = executor.round_trips
         assert await burst(limiters, keys) == 100
         assert executor.round_trips - before == 1
-        other = PostgreSQLStore(server.url)
+        other = PostgreSQLStore(postgres_server.url)
         others = [
             AsyncLimiter(["3/30d", "50/60d"], algorithm=name, store=other, on_store_error="raise")  # type: ignore[arg-type]
             for name in algorithms
@@ -164,11 +164,11 @@ async def all_is_back(limiter: AsyncLimiter) -> bool:
     return (await limiter.peek("k", 0)).remaining == 5
 
 
-def test_cancelled_call(server: PostgresServer) -> None:
+def test_cancelled_call(postgres_server: PostgresServer) -> None:
     """What a task took that was cancelled before it had the answer is given back."""
 
     async def main() -> None:
-        async with AsyncLimiter("5/30d", store=server.url, on_store_error="raise") as limiter:
+        async with AsyncLimiter("5/30d", store=postgres_server.url, on_store_error="raise") as limiter:
             await limiter.peek("k")
             for _ in range(20):
                 task = asyncio.ensure_future(limiter.try_acquire("k"))

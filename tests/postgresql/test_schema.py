@@ -21,31 +21,33 @@ def migrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_made_on_first_use(server: PostgresServer) -> None:
-    with Limiter("5/minute", store=server.url, on_store_error="raise") as limiter:
-        assert server.tables() == []
+def test_made_on_first_use(postgres_server: PostgresServer) -> None:
+    with Limiter("5/minute", store=postgres_server.url, on_store_error="raise") as limiter:
+        assert postgres_server.tables() == []
         assert limiter.try_acquire("k")
-    assert server.tables() == OURS
-    assert server.rows("SELECT version FROM headgate_version") == [(VERSION,)]
+    assert postgres_server.tables() == OURS
+    assert postgres_server.rows("SELECT version FROM headgate_version") == [(VERSION,)]
 
 
-def test_many_at_once(server: PostgresServer) -> None:
+def test_many_at_once(postgres_server: PostgresServer) -> None:
     """Sixteen stores make them at the same moment, and none fails."""
 
     def first_use() -> bool:
-        with Limiter("100/30d", store=server.url, on_store_error="raise") as limiter:
+        with Limiter("100/30d", store=postgres_server.url, on_store_error="raise") as limiter:
             return limiter.try_acquire("k").allowed
 
     assert in_threads(16, first_use) == [True] * 16
-    assert server.rows("SELECT version FROM headgate_version") == [(VERSION,)]
+    assert postgres_server.rows("SELECT version FROM headgate_version") == [(VERSION,)]
 
 
-def test_prefix(server: PostgresServer) -> None:
+def test_prefix(postgres_server: PostgresServer) -> None:
     """Stores of two prefixes in one database know nothing of each other."""
     for prefix in ("one", "two"):
-        with Limiter("1/30d", store=server.url, prefix=prefix, on_store_error="raise") as limiter:
+        with Limiter("1/30d", store=postgres_server.url, prefix=prefix, on_store_error="raise") as limiter:
             assert limiter.try_acquire("k") and not limiter.try_acquire("k")
-    assert server.tables() == [f"{prefix}_{name}" for prefix in ("one", "two") for name in ("log", "state", "version")]
+    assert postgres_server.tables() == [
+        f"{prefix}_{name}" for prefix in ("one", "two") for name in ("log", "state", "version")
+    ]
 
 
 @pytest.mark.parametrize("prefix", ["", "Big", "a-b", "1a", "a" * 41, "a; DROP TABLE x"])
@@ -62,12 +64,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_tables_of_others(wrong: str, server: PostgresServer) -> None:
+def test_tables_of_others(wrong: str, postgres_server: PostgresServer) -> None:
     """They are a clear error for each way to find them, and stay as they are."""
-    server.rows(f"SET ROLE headgate; {WRONG[wrong]}")
-    before = server.tables()
+    postgres_server.rows(f"SET ROLE headgate; {WRONG[wrong]}")
+    before = postgres_server.tables()
     words = "are of version 99" if wrong == "newer" else "not of headgate"
-    store = PostgreSQLStore(server.url)
+    store = PostgreSQLStore(postgres_server.url)
     limiter = Limiter("5/minute", store=store, on_store_error="raise")
     with pytest.raises(StoreUnavailable, match=words):
         limiter.try_acquire("k")
@@ -78,35 +80,35 @@ def test_tables_of_others(wrong: str, server: PostgresServer) -> None:
             call()
     assert store.health().reason == "refuses" and words in store.health().problems[0]
     store.close()
-    command = migrate(server.url)
+    command = migrate(postgres_server.url)
     assert command.returncode == 1 and words in command.stderr and PASSWORD not in command.stderr
-    assert server.tables() == before
+    assert postgres_server.tables() == before
 
 
-def test_tables_that_are_dropped(server: PostgresServer) -> None:
+def test_tables_that_are_dropped(postgres_server: PostgresServer) -> None:
     """They are made anew by the next call but one."""
-    with Limiter("2/30d", store=server.url, on_store_error="allow") as limiter:
+    with Limiter("2/30d", store=postgres_server.url, on_store_error="allow") as limiter:
         assert limiter.try_acquire("k", 2)
-        server.rows("DROP TABLE headgate_version, headgate_state, headgate_log")
+        postgres_server.rows("DROP TABLE headgate_version, headgate_state, headgate_log")
         assert limiter.try_acquire("k").degraded
         decision = limiter.try_acquire("k")
         assert not decision.degraded and decision.remaining == 1
 
 
-def test_migrate(server: PostgresServer) -> None:
+def test_migrate(postgres_server: PostgresServer) -> None:
     """A user that may not make tables can use those that another made."""
-    server.rows(
+    postgres_server.rows(
         "REVOKE ALL ON SCHEMA public FROM headgate; ALTER SCHEMA public OWNER TO admin; "
         "GRANT USAGE ON SCHEMA public TO headgate"
     )
-    with Limiter("5/minute", store=server.url, on_store_error="raise") as limiter:
+    with Limiter("5/minute", store=postgres_server.url, on_store_error="raise") as limiter:
         with pytest.raises(StoreUnavailable, match="headgate migrate"):
             limiter.try_acquire("k")
-        admin = f"postgresql://admin@127.0.0.1:{server.port}/limits"
+        admin = f"postgresql://admin@127.0.0.1:{postgres_server.port}/limits"
         for _ in range(2):
             made = migrate(admin)
             assert made.returncode == 0, made.stderr
-        server.rows(
+        postgres_server.rows(
             "GRANT SELECT, INSERT, UPDATE, DELETE ON headgate_state, headgate_log TO headgate; "
             "GRANT SELECT ON headgate_version TO headgate"
         )
@@ -115,20 +117,20 @@ def test_migrate(server: PostgresServer) -> None:
     assert migrate("redis://localhost").returncode == 2
 
 
-def test_rows_are_swept(server: PostgresServer) -> None:
+def test_rows_are_swept(postgres_server: PostgresServer) -> None:
     """Ordinary calls remove what is gone, a page at a time, and leave what is not."""
-    store = PostgreSQLStore(server.url)
+    store = PostgreSQLStore(postgres_server.url)
     kept = Limiter("5/30d", name="kept", store=store, algorithm="sliding_window", on_store_error="raise")
     brief = Limiter("5/second", name="gone", store=store, algorithm="sliding_window", on_store_error="raise")
     for number in range(300):
         brief.try_acquire(f"k{number}")
         kept.try_acquire(f"k{number % 20}")
-    server.rows("UPDATE headgate_state SET gone = 1 WHERE key LIKE '%gone%'")
-    until(lambda: [kept.peek("another") for _ in range(16)] and not gone_rows(server))
+    postgres_server.rows("UPDATE headgate_state SET gone = 1 WHERE key LIKE '%gone%'")
+    until(lambda: [kept.peek("another") for _ in range(16)] and not gone_rows(postgres_server))
     store.close()
-    assert server.rows("SELECT count(*) FROM headgate_state") == [(20,)]
-    assert server.rows("SELECT count(DISTINCT key) FROM headgate_log") == [(20,)]
+    assert postgres_server.rows("SELECT count(*) FROM headgate_state") == [(20,)]
+    assert postgres_server.rows("SELECT count(DISTINCT key) FROM headgate_log") == [(20,)]
 
 
-def gone_rows(server: PostgresServer) -> int:
-    return int(server.rows("SELECT count(*) FROM headgate_state WHERE gone = 1")[0][0])
+def gone_rows(postgres_server: PostgresServer) -> int:
+    return int(postgres_server.rows("SELECT count(*) FROM headgate_state WHERE gone = 1")[0][0])
