@@ -23,7 +23,7 @@ LAYERS = [
     ["stores.base", "stores.key_table"],
     ["stores.memory_joint"],
     ["stores", "stores.memory", "stores.thread_pool"],
-    ["fallback", "stores.remote", "stores.remote_joint"],
+    ["fallback", "stores.remote", "stores.remote_joint", "stores.remote_store"],
     ["redis", "postgresql"],
     ["stores.redis", "stores.shared", "stores.postgresql"],
     ["decorators"],

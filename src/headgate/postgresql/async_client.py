@@ -59,8 +59,7 @@ class PostgresBatches(Batches):
 
     async def aclose(self) -> None:
         """Finish what is under way, then close the connections."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._finish()
         self.close_idle()
 
     def close_idle(self) -> None:

@@ -92,16 +92,6 @@ class PostgresConnections(ThreadConnections):
         if self._waiting:
             self._wake_first()
 
-    def warm_up(self, count: int, deadline: float) -> None:
-        """Open *count* connections, at most as many as there may be, by *deadline*."""
-        made: list[PostgresConnection] = []
-        try:
-            while len(made) < count:
-                made.append(self.acquire(deadline))
-        finally:
-            for connection in made:
-                self.release(connection, clean=True)
-
     def close(self) -> None:
         for connection in _close_all(self._idle):
             self._all.discard(connection)

@@ -5,7 +5,6 @@ A batch is one write of several commands and one read of their replies. Calls of
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 from typing import Any
 
@@ -66,8 +65,7 @@ class BatchSender(Batches):
 
     async def aclose(self) -> None:
         """Finish what is under way, then close the connections."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._finish()
         while self._idle:
             await self._idle.pop().disconnect()
             self._connection_count -= 1

@@ -117,16 +117,6 @@ class ServerConnections(ThreadConnections):
         finally:
             self.release(connection, clean=clean)  # whatever happened, a signal included
 
-    def warm_up(self, count: int, deadline: float) -> None:
-        """Open *count* connections, at most as many as there may be, by *deadline*."""
-        made: list[Any] = []
-        try:
-            while len(made) < count:
-                made.append(self.acquire(deadline))
-        finally:
-            for connection in made:
-                self.release(connection, clean=True)
-
     def close(self) -> None:
         for connection in _disconnect(self._idle):
             self._all.discard(connection)

@@ -12,6 +12,7 @@ probe.py         looks in the background whether that server is back
 connections.py   the connections of threads to a server: idle, in use, waited for
 batching.py      the queue of an event loop to a server: calls awaited together become one round trip
 remote.py        one rule of a limiter on a server: its calls ask the server, or the fallback when it fails
+remote_store.py  what stores on a server share: executors of threads and event loops, health
 remote_joint.py  several limiters in one call to a server
 settings.py      numbers in the URL of a server, and the URL without its passwords
 thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`

@@ -74,6 +74,11 @@ class Batches:
     def waiting(self) -> int:
         return len(self._queue)
 
+    async def _finish(self) -> None:
+        """Wait for what is under way."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
     def _enqueue(self, pending: PendingCall) -> None:
         self._queue.append(pending)
         if not self._tasks or (len(self._queue) >= self.max_batch and len(self._tasks) < self._max_tasks):

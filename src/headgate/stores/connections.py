@@ -34,6 +34,24 @@ class ThreadConnections:
         """A new connection, not connected yet; None if there are as many as there may be."""
         raise NotImplementedError
 
+    def acquire(self, deadline: float) -> Any:
+        """A connected connection, by *deadline*."""
+        raise NotImplementedError
+
+    def release(self, connection: Any, *, clean: bool) -> None:
+        """Take *connection* back; one that is not *clean* may still get a reply."""
+        raise NotImplementedError
+
+    def warm_up(self, count: int, deadline: float) -> None:
+        """Open *count* connections, at most as many as there may be, by *deadline*."""
+        made: list[Any] = []
+        try:
+            while len(made) < count:
+                made.append(self.acquire(deadline))
+        finally:
+            for connection in made:
+                self.release(connection, clean=True)
+
     def in_use(self) -> int:
         return len(self._all) - len(self._idle)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 from collections.abc import Sequence
 from time import monotonic, time
-from typing import Any, NoReturn, Unpack
+from typing import Any, Unpack
 
-from headgate._lifecycle import renew_after_fork
 from headgate._plan import arun, run
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -23,9 +21,10 @@ from headgate.postgresql.statements import JointStatements
 from headgate.postgresql.sync_client import PostgresThreads, wait_for
 from headgate.postgresql.url import PostgresOptions, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import NO_PICKLE, Health, StoreCheck, StoreOptions
+from headgate.stores.base import Health, StoreCheck, StoreOptions
 from headgate.stores.batching import ServerTimeout
 from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.stores.remote_store import StoreOnServer
 
 HEALTH_TIMEOUT = 1.0  # seconds for the whole check
 MIGRATE_TIMEOUT = 60.0  # seconds to make tables and functions
@@ -34,7 +33,7 @@ SKEW = 1.0  # seconds by which the server's clock may differ from this host's
 _HEALTH = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint, pg_is_in_recovery()"
 
 
-class PostgreSQLStore:
+class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
     """One PostgreSQL database, for limiters of either kind.
 
     url              see `headgate.postgresql.url`
@@ -62,13 +61,7 @@ class PostgreSQLStore:
         self.hash_keys = hash_keys
         self.clock = clock
         self._joint = JointScripts(JointStatements)
-        self._sync_executor: PostgresThreads | None = None
-        self._latest_executor: PostgresTasks | None = None
-        self._async_executors: dict[asyncio.AbstractEventLoop, PostgresTasks] = {}
-        self._health: Health | None = None
-        self._health_at = 0.0
-        self.after_fork()
-        renew_after_fork(self)
+        super().__init__()
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> PostgreSQLStore:
@@ -76,15 +69,6 @@ class PostgreSQLStore:
         for name in ("max_keys", "retries", "retry_pause"):
             options.pop(name, None)  # type: ignore[misc]  # a key of a TypedDict that is not a literal
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # those are not there any more
-
-    def after_fork(self) -> None:
-        """Start with free locks: a thread that held one, or a task that checked the health, is in the parent."""
-        self._health_check: asyncio.Task[Health] | None = None
-        self._lock = threading.Lock()
-        self._health_lock = threading.Lock()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NO_PICKLE)
 
     def __repr__(self) -> str:
         return f"<PostgreSQLStore: {self._server_name()}>"
@@ -132,35 +116,11 @@ class PostgreSQLStore:
 
     # ------------------------------------------------------------------------------------------------ connections
 
-    def sync_executor(self) -> PostgresThreads:
-        """What makes calls from threads; it and its connections are made when they are first needed."""
-        if self._sync_executor is None:
-            with self._lock:
-                self._sync_executor = self._sync_executor or PostgresThreads(self.url, self._server_name(), self.clock)
-        return self._sync_executor
+    def _open_threads(self) -> PostgresThreads:
+        return PostgresThreads(self.url, self._server_name(), self.clock)
 
-    def async_executor(self) -> PostgresTasks:
-        """What makes calls from the running event loop; each event loop has its own."""
-        loop = asyncio.get_running_loop()
-        latest = self._latest_executor
-        if latest is not None and latest.loop is loop:
-            return latest
-        with self._lock:
-            executor = self._async_executors.get(loop)
-            if executor is None:
-                for closed in [other for other in list(self._async_executors) if other.is_closed()]:
-                    self._async_executors.pop(closed, None)  # without an aclose()
-                executor = self._async_executors[loop] = PostgresTasks(self.url, self._server_name(), self.clock)
-                executor.close_with_loop()
-            self._latest_executor = executor
-        return executor
-
-    def latest_executor(self) -> PostgresTasks | None:
-        """The running event loop's executor, or that of the last event loop that had one."""
-        try:
-            return self._async_executors.get(asyncio.get_running_loop(), self._latest_executor)
-        except RuntimeError:
-            return self._latest_executor
+    def _open_tasks(self) -> PostgresTasks:
+        return PostgresTasks(self.url, self._server_name(), self.clock)
 
     def warm_up(self) -> None:
         """Open `min_connections`, for threads, so that the first checks find them; makes the tables if need be.
@@ -189,17 +149,6 @@ class PostgreSQLStore:
         if executor:
             executor.close()
 
-    async def close_loop(self) -> None:
-        """Close the running event loop's connections."""
-        executor, self._latest_executor = self._async_executors.pop(asyncio.get_running_loop(), None), None
-        if executor:
-            await executor.aclose()
-
-    async def aclose(self) -> None:
-        """Close the running event loop's connections, and those for threads."""
-        await self.close_loop()
-        self.close()
-
     def _server_name(self) -> str:
         return f"PostgreSQL at {self.display_name}"
 
@@ -213,7 +162,7 @@ class PostgreSQLStore:
                 deadline = monotonic() + HEALTH_TIMEOUT
                 try:
                     wait_for(connection.connect(), connection, deadline)
-                    seen: Health = wait_for(self._examine(connection), connection, deadline)
+                    seen: Health = wait_for(self._questions(connection), connection, deadline)
                 except (ServerError, OSError) as error:
                     seen = _unhealthy(error)
                 finally:
@@ -222,21 +171,12 @@ class PostgreSQLStore:
                 self._health_at = monotonic()
             return self._health
 
-    async def ahealth(self) -> Health:
-        """The same for asyncio."""
-        if self._health is not None and monotonic() - self._health_at <= 1.0:
-            return self._health
-        check, loop = self._health_check, asyncio.get_running_loop()
-        if check is None or check.done() or check.get_loop() is not loop:
-            check = self._health_check = loop.create_task(self._examine_async())
-        return await asyncio.shield(check)
-
-    async def _examine_async(self) -> Health:
+    async def _examine(self) -> Health:
         connection, loop = PostgresConnection(self.url), asyncio.get_running_loop()
         try:
             async with ServerTimeout(loop, HEALTH_TIMEOUT):
                 await connect(connection)
-                seen: Health = await wait_for_async(self._examine(connection), loop)
+                seen: Health = await wait_for_async(self._questions(connection), loop)
         except (ServerError, OSError) as error:
             seen = _unhealthy(error)
         finally:
@@ -245,7 +185,7 @@ class PostgreSQLStore:
         self._health_at = monotonic()
         return self._health
 
-    def _examine(self, connection: PostgresConnection) -> Waiting:
+    def _questions(self, connection: PostgresConnection) -> Waiting:
         """A plan: what a connection that was just made says of its server."""
         begun = monotonic()
         result = yield from connection.ask(_HEALTH)
