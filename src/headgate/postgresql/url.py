@@ -88,7 +88,7 @@ def _read(url: str, safe_url: str, given: dict[str, Any]) -> PostgresURL:
     if least > most:
         raise ValueError(f"min_connections must be at most max_connections, which is {most}, got {least}")
     for port in str(parameters.get("port", "5432")).split(","):
-        if not (port.isdecimal() and 0 < int(port) < 65536):
+        if port and not (port.isdecimal() and 0 < int(port) < 65536):  # empty: that of libpq
             raise ValueError(f"the port must be a number from 1 to 65535; {_ESCAPE}")
     parameters.setdefault("application_name", "headgate")
     connect_timeout = ours.get("connect_timeout", ours["timeout"])
