@@ -101,8 +101,11 @@ def test_isolation(postgres_server: PostgresServer) -> None:
     postgres_server.admin("ALTER DATABASE limits SET default_transaction_isolation = 'serializable'")
     try:
         store = PostgreSQLStore(postgres_server.url)
-        with Limiter("30/30d", store=store, on_store_error="raise") as limiter:
-            assert sum(in_threads(8, lambda: sum(bool(limiter.try_acquire("k")) for _ in range(10)))) == 30
+        limiter = Limiter("30/30d", store=store, on_store_error="raise")
+        assert sum(in_threads(8, lambda: sum(bool(limiter.try_acquire("k")) for _ in range(10)))) == 30
+        connections, deadline = store.sync_executor().connections, time.monotonic() + 20
+        found = connections.on_connection(deadline, lambda connection: connection.ask("SHOW transaction_isolation"))
+        assert found.get_value(0, 0) == b"read committed"
         store.close()
     finally:
         postgres_server.admin("ALTER DATABASE limits RESET default_transaction_isolation")
@@ -153,7 +156,10 @@ def test_batch_is_one_statement(postgres_server: PostgresServer) -> None:
             for name in algorithms
         ]
         rounds = [burst(limiters, keys) if n % 2 else burst(others, keys[::-1]) for n in range(8)]
+        before = executor.round_trips
         assert sum(await asyncio.gather(*rounds)) == 200, "three each, of which one was taken before"
+        trips = executor.round_trips - before, other.async_executor().round_trips
+        assert max(trips) <= 4, "a deadlock would have sent every call once more"
         await store.aclose()
         await other.aclose()
 
