@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -202,6 +202,19 @@ def shared_bars(rows: Sequence[Row], library: str) -> list[Bar]:
         elif row.library == library:
             memory = us(row) / us(pick(rows, OURS, row.algorithm, row.worker)[0])
             bars.append(Bar(f"shared, {row.algorithm}, time of memory", "<= 2.5", f"{memory:.2f}", memory <= 2.5))
+    return bars
+
+
+def postgresql_bars(found: Mapping[str, float]) -> list[Bar]:
+    """Checks against the peer's, and those of many tasks against a bare statement; *found*: microseconds by name."""
+    bars = []
+    peer = found.get("pyrate-limiter")
+    for name, took in found.items():
+        if name.startswith(OURS) and "tasks" in name:
+            times = found["SELECT 1 async"] / took
+            bars.append(Bar(f"postgresql, {name}: times SELECT 1", ">= 1.25", f"{times:.2f}", times >= 1.25))
+        elif name.startswith(OURS) and peer is not None:
+            bars.append(Bar(f"postgresql, {name}: times a peer", ">= 3", f"{peer / took:.1f}", peer / took >= 3))
     return bars
 
 

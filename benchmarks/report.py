@@ -186,6 +186,14 @@ class Report:
             table.add_row(name, *cells, style="bold" if name.startswith(OURS) else None)
         self.console.print(table)
 
+    def postgresql(self, title: str, found: Mapping[str, float]) -> None:
+        """Show microseconds a check of each contender, and checks a second."""
+        table = self._table(title, ["contender"], ["us", "checks/s"])
+        for name, took in found.items():
+            style = "bold" if name.startswith(OURS) else "dim"
+            table.add_row(name, f"{took:.0f}", f"{1e6 / took:,.0f}", style=style)
+        self.console.print(table)
+
     def bars(self, bars: Sequence[Bar]) -> None:
         table = self._table("Bars", ["what"], ["need", "measured", ""])
         for bar in bars:

@@ -29,7 +29,7 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared")
+PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared", "postgresql")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -341,6 +341,25 @@ def shared(plan: Plan, socket: str, results: Results, progress: Progress, report
     results.bars += figures.shared_bars(rows, many.OURS)
 
 
+def postgresql(plan: Plan, results: Results, progress: Progress, report: Report) -> None:
+    """Each algorithm, a peer, and what the round trip costs by itself."""
+    from benchmarks import postgresql as database
+
+    with database.running() as (url, description):
+        progress.begin("postgresql", plan.rounds + 1)
+        rounds = []
+        for number in range(plan.rounds + 1):
+            progress.step(description)
+            done = database.measure(url, plan.scale.redis_keys, plan.main_build[1])
+            if number:  # the first is for warming up
+                rounds.append(done)
+        progress.end()
+    results.parts["postgresql"] = {"server": description, "rounds": rounds}
+    found = database.medians(rounds)
+    report.postgresql(f"{description}, {QUOTA}, one check after another, and {database.TASKS} tasks", found)
+    results.bars += figures.postgresql_bars(found)
+
+
 def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
     progress.begin("size", 100)
     with Worker(worker, {"part": "size", "libraries": [library], "keys": keys}, path) as child:
@@ -401,6 +420,8 @@ def run(plan: Plan) -> Results:
                 grpc(plan, server.url, results, progress, report)
             if "shared" in plan.parts:
                 shared(plan, server.socket, results, progress, report)
+    if "postgresql" in plan.parts:
+        postgresql(plan, results, progress, report)
     if "web" in plan.parts:
         web(plan, results, progress, report)
     if "size" in plan.parts:

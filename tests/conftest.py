@@ -16,6 +16,7 @@ from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
 from tests.support.callers import Callers, MakeLimiter
 from tests.support.clusters import Cluster, Sentinels
+from tests.support.postgres import PostgresServer
 from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
 from tests.support.stores import STORES, OneServer, OpenStores, rows
@@ -31,7 +32,14 @@ hypothesis.settings.load_profile("steady")
 
 DEFAULT_BOUND = 120  # seconds; against hanging only
 
-STARTED = (Server, Sentinels, Cluster, Service, Chromium)  # what a fixture gives that starts processes which serve
+STARTED = (
+    Server,
+    PostgresServer,
+    Sentinels,
+    Cluster,
+    Service,
+    Chromium,
+)  # what a fixture gives that starts processes which serve
 
 
 # What tests/web asks of the core alone.
@@ -170,6 +178,21 @@ def any_redis_url(any_redis_server: Server) -> str:
     return any_redis_server.url
 
 
+@pytest.fixture(scope="session")
+def kept_postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for all tests of a worker that leave it running."""
+    server = PostgresServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_server(kept_postgres: PostgresServer) -> PostgresServer:
+    """A PostgreSQL whose database is empty."""
+    kept_postgres.rows("DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION headgate")
+    return kept_postgres
+
+
 @pytest.fixture
 def mortal_server() -> Iterator[Server]:
     """A server that a test may kill."""
@@ -206,7 +229,7 @@ def open_stores() -> Iterator[OpenStores]:
 
 def _callers(request: pytest.FixtureRequest, stores: OpenStores) -> Callers:
     name, colour = request.param
-    return Callers(stores.empty(name), colour, whole=STORES[name].whole)
+    return Callers(stores.empty(name), colour, whole=STORES[name].whole, share=STORES[name].share)
 
 
 @pytest.fixture(params=rows(lambda row: row.whole))

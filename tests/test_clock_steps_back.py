@@ -15,6 +15,16 @@ ALGORITHMS = ["token_bucket", "leaky_bucket", "gcra", "first_window", "sliding_w
 PERIOD = 10_000_000
 
 
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(params=["redis_server", "postgres_server"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The URL of each kind of server in turn."""
+    url: str = request.getfixturevalue(request.param).url
+    return url
+
+
 class SteppingClock:
     """A clock that can be set to any time."""
 
@@ -33,14 +43,14 @@ class SteppingClock:
 
 @pytest.mark.parametrize("quotas", ["10/10s", ["10/10s", "7/5s"]], ids=["one", "several"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_retry_after(algorithm: str, quotas: str | list[str], redis_url: str) -> None:
+def test_retry_after(algorithm: str, quotas: str | list[str], store_url: str) -> None:
     """A wait is true, and at most three periods, after the clock has stepped back."""
     dice = random.Random(algorithm)
     denials = 0
     for trial in range(60):
         clock = SteppingClock()
         clock.time += dice.randrange(PERIOD)
-        with Limiter(quotas, store=redis_url, clock=clock, **law(algorithm)) as limiter:
+        with Limiter(quotas, store=store_url, clock=clock, **law(algorithm)) as limiter:
             key = f"key {trial}"
             for _ in range(dice.randrange(1, 6)):
                 limiter.try_acquire(key, permits=dice.randrange(1, 4))
@@ -57,11 +67,11 @@ def test_retry_after(algorithm: str, quotas: str | list[str], redis_url: str) ->
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_is_forgotten(algorithm: str, redis_url: str) -> None:
+def test_nothing_is_forgotten(algorithm: str, store_url: str) -> None:
     """A key at its limit stays there, however far the clock steps back."""
     for step in (1, PERIOD // 2, PERIOD, 2 * PERIOD + 1, 3_600_000_000):
         clock = SteppingClock()
-        with Limiter("10/10s", store=redis_url, clock=clock, **law(algorithm)) as limiter:
+        with Limiter("10/10s", store=store_url, clock=clock, **law(algorithm)) as limiter:
             key = f"back by {step}"
             assert limiter.try_acquire(key, permits=10)
             clock.time -= step

@@ -45,11 +45,13 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_runs(page: Path, redis_server: Server, tmp_path: Path) -> None:
+def test_python_runs(page: Path, redis_server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One block after the other, as a reader would type them; those marked `py` need what is not installed here."""
     blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
     code = code.replace("shared://myapp", f"shared://{tmp_path}")
+    if (database := "postgresql://app:secret@localhost:5432/app") in code:
+        code = code.replace(database, request.getfixturevalue("postgres_server").patient_url)
     code = code.replace("    web.run_app(app)\n", "    pass\n")  # it serves until it is stopped
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr

@@ -65,7 +65,7 @@ def test_a_count_with_a_name(redis_server: Server) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "postgresql://u:hunter2@h/db",
+        "mysql://u:hunter2@h/db",
         "Redis+x://:hunter2@h/0",
         "redis://:hunter2@h:port/0",
         "redis://:hun/hunter2@h:6379/0",

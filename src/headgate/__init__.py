@@ -26,6 +26,7 @@ if limiter.try_acquire("user:123"):
 # algorithms/      one file for each algorithm
 # stores/          where states are kept
 # redis/           how Redis is asked
+# postgresql/      how PostgreSQL is asked
 # hybrid/          HybridLimiter
 # simulate/        fleets of hybrid limiters, simulated
 # coordination/    lock, circuit breaker, pool, queue

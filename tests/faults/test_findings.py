@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from headgate import AsyncLimiter, Limiter
-from headgate.redis.breaker import FAILURES_TO_OPEN
+from headgate.stores.breaker import FAILURES_TO_OPEN
 from headgate.stores.redis import RedisStore
 from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Node, wait_until

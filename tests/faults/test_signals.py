@@ -12,10 +12,10 @@ import pytest
 
 from headgate import Limiter
 from headgate._waiters import SignalSafeEvent, Waiter, WaiterQueue
-from headgate.redis.breaker import Breaker
 from headgate.redis.execute import ConnectionsExhausted
 from headgate.redis.sync_client import ServerConnections, SyncExecutor
 from headgate.redis.url import parse_url
+from headgate.stores.breaker import Breaker
 from headgate.testing import ManualClock
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
@@ -140,8 +140,8 @@ def test_probe(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *, name: str, **options: Any) -> None:
             super().__init__(name=f"not {name}", **options)
 
-    monkeypatch.setattr("headgate.redis.sync_client.probe_in_thread", probe)
-    monkeypatch.setattr("headgate.redis.sync_client.threading.Thread", Thread)
+    monkeypatch.setattr("headgate.stores.probe.probe_in_thread", probe)
+    monkeypatch.setattr("headgate.stores.probe.threading.Thread", Thread)
     breakers: list[Breaker] = []
     link = SyncExecutor(parse_url(f"redis://127.0.0.1:{free_port()}"), "Redis")
 

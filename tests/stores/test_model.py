@@ -53,7 +53,8 @@ def test_agrees(algorithm: str, several: bool, any_callers: Callers) -> None:
     choices = quotas_for(algorithm, several)
     if not any_callers.whole:
         choices = choices[:1]
-    count = {(True, "sync"): 3_000, (True, "async"): 1_000}.get((any_callers.whole, any_callers.colour), 250)
+    most = round(3_000 * any_callers.share)
+    count = {(True, "sync"): most, (True, "async"): 1_000}.get((any_callers.whole, any_callers.colour), 250)
     for number, quotas in enumerate(choices):
         clock = ManualClock()
         limiter = any_callers.limiter(quotas, algorithm=algorithm, clock=clock, name=f"walk {number}")

@@ -14,12 +14,20 @@ from tests.support.callers import Callers
 from tests.support.clocks import PATIENCE, WatchedClock, until, until_async
 from tests.support.pulse import Pulse
 from tests.support.servers import Server, quiet_port
-from tests.support.stores import OneServer
+from tests.support.stores import OneServer, OpenStores, postgresql, rows
 
 KEY = "rate_limiter:token_bucket:{k}"
 
 
 # -------------------------------------------------------------------------------------- a server that refuses to decide
+
+
+@pytest.fixture(params=rows(lambda row: row.outages and row.open is not postgresql))
+def redis_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
+    """Callers of a Redis that can fail."""
+    name, colour = request.param
+    with Callers(open_stores.empty(name), colour) as callers:
+        yield callers
 
 
 @contextmanager
@@ -47,11 +55,11 @@ def foreign_value(client: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("refusal", [out_of_memory, read_only, foreign_value])
-def test_refusals(refusal: Callable[[Any], Any], failing_callers: Callers) -> None:
+def test_refusals(refusal: Callable[[Any], Any], redis_callers: Callers) -> None:
     """An error that the server answers with is answered by the policy, until the server decides again."""
-    store = failing_callers.store
+    store = redis_callers.store
     assert isinstance(store, OneServer)
-    limiter = failing_callers.limiter("3/30d", on_store_error="allow")
+    limiter = redis_callers.limiter("3/30d", on_store_error="allow")
     with store.server.client() as client:
         assert not limiter.try_acquire("k").degraded
         with refusal(client):
@@ -130,16 +138,16 @@ def test_health_leaves_no_connection(redis_server: Server) -> None:
 # -------------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_calls_of_waiters(failing_callers: Callers) -> None:
+def test_calls_of_waiters(redis_callers: Callers) -> None:
     """Eight wait in line: two questions each, one when first in line and one when the time has come."""
     clock = WatchedClock()
-    store = failing_callers.store
+    store = redis_callers.store
     assert isinstance(store, OneServer)
-    limiter = failing_callers.limiter("60/minute burst 1", clock=clock)
+    limiter = redis_callers.limiter("60/minute burst 1", clock=clock)
     limiter.try_acquire("k")
     limiter.try_acquire("k")  # the script is known now
     before = store.server.calls("evalsha")
-    waiters = [failing_callers.wait_in_line(clock, limiter) for _ in range(8)]
+    waiters = [redis_callers.wait_in_line(clock, limiter) for _ in range(8)]
     assert store.server.calls("evalsha") - before == 1, "only the first in line asks"
     for served, waiter in enumerate(waiters):
         until(lambda count: clock.naps.count(1.0) == count, served + 1)

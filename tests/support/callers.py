@@ -92,8 +92,9 @@ class BlockingLimiter:
 class Callers:
     """Make limiters of one colour on one store, call them, and close them when the test ends."""
 
-    def __init__(self, store: OpenStore, colour: str, *, whole: bool = True) -> None:
+    def __init__(self, store: OpenStore, colour: str, *, whole: bool = True, share: float = 1.0) -> None:
         self.store, self.colour = store, colour
+        self.share = share  # of random steps, from threads
         self.whole = whole  # else fewer cases will do: others run the same code
         self._end = ExitStack()
 

@@ -27,6 +27,7 @@ from headgate.stores import MemoryStore, RedisStore, SharedStore
 from headgate.stores.thread_pool import ThreadPoolStore
 from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Sentinels
+from tests.support.postgres import PostgresServer
 from tests.support.servers import KINDS, Server, quiet_port
 
 PATIENT = {"timeout": 20.0, "connect_timeout": 20.0}  # seconds; a busy machine is not what these tests are about
@@ -75,6 +76,7 @@ class Row:
     outages     it can be `gone` and `silent`
     whole       runs the whole suite; a row that is only another way to the same code runs the shorter one
     colours     sync and async, or one of them
+    share       of the random steps that the whole suite has: a store whose calls take longer makes fewer
     group       rows that are slow to start run in one worker of pytest-xdist
     """
 
@@ -84,6 +86,7 @@ class Row:
     whole: bool = True
     colours: tuple[str, ...] = COLOURS
     server: bool = True
+    share: float = 1.0
     group: str = ""
 
 
@@ -256,10 +259,43 @@ def cluster() -> Iterator[OpenStore]:
         started.stop()
 
 
+class OneDatabase(OpenStore):
+    """A PostgreSQL server of our own."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__(server.bare_url)
+        self.server = server
+        self.clear = server.flush  # type: ignore[method-assign]  # the same thing
+        self.silent = server.frozen  # type: ignore[method-assign]
+
+    def count(self) -> int:
+        if "headgate_state" not in self.server.tables():
+            return 0
+        return int(self.server.rows("SELECT count(*) FROM headgate_state")[0][0])
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.restart()
+
+
+@contextmanager
+def postgresql() -> Iterator[OpenStore]:
+    server = PostgresServer()
+    try:
+        yield OneDatabase(server)
+    finally:
+        server.stop()
+
+
 STORES = {
     "memory": Row(memory, server=False),
     "shared": Row(shared, processes=True, server=False),
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=kind == KINDS[0]) for kind in KINDS},
+    "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),
     "sentinels": Row(sentinels, processes=True, whole=False, group="stores-sentinels"),

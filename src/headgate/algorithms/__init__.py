@@ -27,7 +27,7 @@ from headgate.algorithms import (
     sliding_window_counter,
     token_bucket,
 )
-from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.algorithm import Algorithm, AlgorithmSQL
 from headgate.quota import Quota
 
 AlgorithmName = Literal[
@@ -37,21 +37,28 @@ Start = Literal["clock", "first"]  # of a fixed window: multiples of the period,
 
 
 class AlgorithmSpec(NamedTuple):
-    """The two halves of an algorithm, its Python class, called with a quota, and its Lua; and what it takes."""
+    """An algorithm: its Python class, called with a quota, its Lua and its SQL; and what it takes."""
 
     make: Callable[[Quota], Algorithm[Any]]
     lua: str
+    sql: AlgorithmSQL
     takes_burst: bool = False
 
 
 ALGORITHMS: dict[AlgorithmName, AlgorithmSpec] = {
-    "token_bucket": AlgorithmSpec(token_bucket.TokenBucket, bucket.LUA + token_bucket.LUA, takes_burst=True),
-    "leaky_bucket": AlgorithmSpec(leaky_bucket.LeakyBucket, bucket.LUA + leaky_bucket.LUA, takes_burst=True),
-    "fixed_window": AlgorithmSpec(fixed_window.FixedWindow, fixed_window.LUA),
-    "sliding_window": AlgorithmSpec(sliding_window.SlidingWindow, sliding_window.LUA),
-    "sliding_window_counter": AlgorithmSpec(sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA),
-    "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA, takes_burst=True),
+    "token_bucket": AlgorithmSpec(
+        token_bucket.TokenBucket, bucket.LUA + token_bucket.LUA, bucket.SQL, takes_burst=True
+    ),
+    "leaky_bucket": AlgorithmSpec(
+        leaky_bucket.LeakyBucket, bucket.LUA + leaky_bucket.LUA, bucket.SQL, takes_burst=True
+    ),
+    "fixed_window": AlgorithmSpec(fixed_window.FixedWindow, fixed_window.LUA, fixed_window.SQL),
+    "sliding_window": AlgorithmSpec(sliding_window.SlidingWindow, sliding_window.LUA, sliding_window.SQL),
+    "sliding_window_counter": AlgorithmSpec(
+        sliding_window_counter.SlidingWindowCounter, sliding_window_counter.LUA, sliding_window_counter.SQL
+    ),
+    "gcra": AlgorithmSpec(gcra.GCRA, bucket.LUA + gcra.LUA, bucket.SQL, takes_burst=True),
 }
 
 # Variants that another argument selects (`start="first"`), by the name in Redis keys and labels: `Rule.state_kind`.
-VARIANTS = {"first_window": AlgorithmSpec(first_window.FirstWindow, first_window.LUA)}
+VARIANTS = {"first_window": AlgorithmSpec(first_window.FirstWindow, first_window.LUA, first_window.SQL)}

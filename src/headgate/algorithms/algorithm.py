@@ -1,4 +1,4 @@
-"""The contract of an algorithm: two pure functions over a small state, and the same two in Lua.
+"""The contract of an algorithm: two pure functions over a small state, and the same two in Lua and in SQL.
 
 `evaluate` says what would happen, `consume` makes it happen; neither reads a clock or does I/O, so a store can look at
 several quotas and spend only if all of them allow. In memory a state is one integer wherever that is possible, and
@@ -7,12 +7,13 @@ The Lua of an algorithm has the functions ``quota``, ``load``, ``evaluate`` and 
 (`headgate.redis.script` has the rest of the script, and lists what they take and give); the tests take both through
 the same thousands of steps. Numbers stay below 2**53 there, and are passed to ``redis.call`` as they are: the server
 writes all their digits, which Lua's own ``tostring`` would not.
+The SQL of an algorithm is an `AlgorithmSQL`, which `headgate.postgresql.schema` puts into its functions.
 """
 
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from headgate.decision import Decision, Units, decision_in
 
@@ -54,6 +55,31 @@ class Algorithm(Units, Generic[State]):
     def lua_arguments(self) -> tuple[int, ...]:
         """The numbers that the Lua twin needs, in the order of its ``quota`` function."""
         raise NotImplementedError
+
+    def sql_arguments(self) -> tuple[int, int, int, int]:
+        """The numbers that the SQL twin finds as ``n1`` to ``n4``."""
+        raise NotImplementedError
+
+
+class AlgorithmSQL(NamedTuple):
+    """The twin of an algorithm in PL/pgSQL: statements for a function that has these variables, all of them bigint.
+
+    now_us          the time; row_key  the key of the row
+    a, b, c, d      the state, all 0 for a key never seen
+    n1, n2, n3, n4  the numbers of the quota
+    asked, spent    permits; negative ones are given back
+    x, y            for any use; log_now, kept_c (c before *load*) and the record entry are there for a log
+
+    *load* brings the state to now, and sets the boolean ``ahead`` if it lies so far ahead of the clock that the clock
+    must have stepped back. *evaluate* follows it, and sets ``ok`` (boolean), ``left_permits``, ``full_us`` and
+    ``wait_us``. *consume* follows it too: it sets the state after ``spent``, and ``gone``, the time from which the key
+    is as good as never seen. Integers only; a product stays below 2**63.
+    """
+
+    number: int  # of the law in the database, never given to another
+    load: str
+    evaluate: str
+    consume: str
 
 
 class IntegerState(Algorithm[int]):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.algorithm import IntegerState, multiply
+from headgate.algorithms.algorithm import AlgorithmSQL, IntegerState, multiply
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -49,6 +49,9 @@ class Bucket(IntegerState):
         fill_us = -(-self.room // self.rate)
         return (self.limit, self.cost, self.rate, -(-fill_us // 1_000_000) + 1)
 
+    def sql_arguments(self) -> tuple[int, int, int, int]:
+        return (self.limit, self.cost, self.rate, self.room)
+
 
 LUA = """
 local function quota(a)
@@ -71,6 +74,39 @@ local function evaluate(debt, q, now, permits)
   return true, math.floor(-short / q.cost), math.ceil(after / q.rate), 0
 end
 """
+
+# a: a moment, b: the debt at that moment. The three buckets are kept alike.
+SQL = AlgorithmSQL(
+    number=1,
+    load="""
+IF a <= now_us THEN
+  IF now_us - a > b / n3 THEN b := 0; ELSE b := b - (now_us - a) * n3; END IF;
+ELSIF a - now_us > (n4 - b) / n3 THEN
+  b := n4;
+  ahead := true;
+ELSE
+  b := b + (a - now_us) * n3;
+END IF;
+a := now_us;
+""",
+    evaluate="""
+x := b + asked * n2;
+ok := x <= n4;
+IF ok THEN
+  left_permits := (n4 - x) / n2;
+  full_us := (x + n3 - 1) / n3;
+  wait_us := 0;
+ELSE
+  left_permits := (n4 - b) / n2;
+  full_us := (b + n3 - 1) / n3;
+  wait_us := (x - n4 + n3 - 1) / n3;
+END IF;
+""",
+    consume="""
+b := greatest(b + spent * n2, 0);
+gone := now_us + (b + n3 - 1) / n3;
+""",
+)
 
 
 def _units(quota: Quota) -> tuple[int, int]:

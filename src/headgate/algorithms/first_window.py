@@ -9,8 +9,8 @@ back ends the window: the next call starts another.
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import multiply
-from headgate.algorithms.fixed_window import QUOTA_LUA, WindowCount
+from headgate.algorithms.algorithm import AlgorithmSQL, multiply
+from headgate.algorithms.fixed_window import COUNT_SQL, QUOTA_LUA, WindowCount
 
 
 class FirstWindow(WindowCount):
@@ -56,4 +56,27 @@ local function consume(key, state, q, now, permits)
   redis.call('SET', key, string.format('%.0f:%.0f', state.last, after), 'EX', q.ttl)
 end
 """
+)
+
+# a: the end of the window, b: its count; both 0 when nothing is counted
+SQL = AlgorithmSQL(
+    number=3,
+    load="""
+IF a <= now_us THEN
+  a := now_us + n2;
+  b := 0;
+ELSIF a - now_us > n2 THEN
+  a := now_us + n2;
+  ahead := true;
+END IF;
+""",
+    evaluate=COUNT_SQL,
+    consume="""
+b := b + spent;
+IF b <= 0 THEN
+  a := 0;
+  b := 0;
+END IF;
+gone := a;
+""",
 )

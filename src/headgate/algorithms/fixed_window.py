@@ -6,7 +6,7 @@ Redis: String counter, its key ending in the window's start in epoch seconds. A 
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import IntegerState, multiply
+from headgate.algorithms.algorithm import AlgorithmSQL, IntegerState, multiply
 from headgate.errors import InvalidQuota
 from headgate.quota import Quota
 
@@ -47,6 +47,9 @@ class WindowCount(IntegerState):
 
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, window_ttl(self.period))
+
+    def sql_arguments(self) -> tuple[int, int, int, int]:
+        return (self.limit, self.period, 0, 0)
 
 
 class FixedWindow(WindowCount):
@@ -104,4 +107,34 @@ local function consume(key, count, q, now, permits)
   end
 end
 """
+)
+
+# the SQL twin of `evaluate`, here and for windows of a first call: a is the end of the window, b the count
+COUNT_SQL = """
+x := b + asked;
+ok := x <= n1;
+IF ok THEN
+  left_permits := n1 - x;
+  full_us := CASE WHEN x > 0 THEN a - now_us ELSE 0 END;
+  wait_us := 0;
+ELSE
+  left_permits := greatest(n1 - b, 0);
+  full_us := a - now_us;
+  wait_us := full_us;
+END IF;
+"""
+
+# a: the end of a window, b: its count. Where the clock stepped back, the count is that of the window it is in now.
+SQL = AlgorithmSQL(
+    number=2,
+    load="""
+x := now_us - now_us % n2 + n2;
+IF a < x THEN b := 0; ELSIF a > x THEN ahead := true; END IF;
+a := x;
+""",
+    evaluate=COUNT_SQL,
+    consume="""
+b := greatest(b + spent, 0);
+gone := a;
+""",
 )

@@ -17,7 +17,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.algorithm import Algorithm, AlgorithmSQL
 from headgate.algorithms.fixed_window import QUOTA_LUA, window_ttl, without_burst
 from headgate.decision import Decision, decision_in
 from headgate.quota import Quota
@@ -150,6 +150,9 @@ class SlidingWindow(Algorithm[Log]):
 
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, window_ttl(self.period))
+
+    def sql_arguments(self) -> tuple[int, int, int, int]:
+        return (self.limit, self.period, 0, 0)
 
 
 LUA = (
@@ -340,4 +343,69 @@ local function consume(key, state, q, now, permits)
   write(key, state, q, keep, changed and struct.pack(form(bytes), state.last % 256 ^ bytes, state.total))
 end
 """
+)
+
+# a: the newest time, b: the total of all permits, c: the total before the oldest call that counts, d: its time. The
+# calls are rows of a second table, {log}, with their times and totals; the row of the state is locked first.
+SQL = AlgorithmSQL(
+    number=5,
+    load="""
+log_now := greatest(now_us, a);  -- a clock that stepped back forgets nothing, and the log stays in order
+x := log_now - n2;
+IF b > c AND a <= x THEN
+  c := b;
+ELSIF b > c AND d <= x THEN
+  FOR entry IN SELECT l.total, l.time FROM {log} l WHERE l.key = row_key AND l.total > c ORDER BY l.total LOOP
+    d := entry.time;
+    EXIT WHEN d > x;
+    c := entry.total;
+  END LOOP;
+END IF;
+IF b > c AND a - now_us > n2 THEN  -- it stepped back by more than a period: all that counts was made now
+  log_now := now_us;
+  a := now_us;
+  d := now_us;
+  ahead := true;
+END IF;
+""",
+    evaluate="""
+x := b - c + asked;
+ok := x <= n1;
+full_us := CASE WHEN b > c THEN a + n2 - now_us ELSE 0 END;
+IF ok THEN
+  left_permits := n1 - x;
+  wait_us := 0;
+  IF asked > 0 THEN full_us := log_now + n2 - now_us; END IF;
+ELSE
+  left_permits := greatest(n1 - b + c, 0);
+  y := d;
+  IF x - n1 > 1 AND NOT ahead THEN
+    SELECT l.time INTO y FROM {log} l WHERE l.key = row_key AND l.total >= c + x - n1 ORDER BY l.total LIMIT 1;
+  END IF;
+  wait_us := y + n2 - now_us;
+END IF;
+""",
+    consume="""
+IF ahead THEN
+  DELETE FROM {log} l WHERE l.key = row_key;
+  INSERT INTO {log} (key, total, time) VALUES (row_key, b, a);
+ELSIF c > kept_c THEN
+  DELETE FROM {log} l WHERE l.key = row_key AND l.total <= c;
+END IF;
+IF spent > 0 THEN
+  IF b = c THEN d := log_now; END IF;
+  a := log_now;
+  b := b + spent;
+  INSERT INTO {log} (key, total, time) VALUES (row_key, b, a);
+ELSIF spent < 0 AND b > c THEN
+  b := greatest(b + spent, c);
+  SELECT l.time INTO x FROM {log} l WHERE l.key = row_key AND l.total >= b ORDER BY l.total LIMIT 1;
+  DELETE FROM {log} l WHERE l.key = row_key AND l.total > b;
+  IF b > c THEN
+    a := x;
+    INSERT INTO {log} (key, total, time) VALUES (row_key, b, a) ON CONFLICT DO NOTHING;
+  END IF;
+END IF;
+gone := CASE WHEN b > c THEN a + n2 ELSE now_us END;
+""",
 )

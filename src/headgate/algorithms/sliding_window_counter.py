@@ -11,7 +11,7 @@ that the last window weighs a trifle more, never less.
 
 from __future__ import annotations
 
-from headgate.algorithms.algorithm import IntegerState, multiply
+from headgate.algorithms.algorithm import AlgorithmSQL, IntegerState, multiply
 from headgate.algorithms.fixed_window import window_ttl, without_burst
 from headgate.quota import Quota
 
@@ -84,6 +84,9 @@ class SlidingWindowCounter(IntegerState):
     def lua_arguments(self) -> tuple[int, ...]:
         return (self.limit, self.period, self.step, self.steps, window_ttl(2 * self.period))
 
+    def sql_arguments(self) -> tuple[int, int, int, int]:
+        return (self.limit, self.period, self.step, self.steps)
+
 
 # The time and the fields, for a caller that shows the two counters; `from_redis` makes a state of them.
 READ_LUA = "return {redis.call('TIME'), redis.call('HMGET', KEYS[1], 'window', 'current', 'previous')}"
@@ -136,3 +139,41 @@ local function consume(key, state, q, now, permits)
   redis.call('EXPIRE', key, q.ttl)
 end
 """
+
+# a: the start of the window, b: its count, c: that of the window before
+SQL = AlgorithmSQL(
+    number=4,
+    load="""
+x := now_us - now_us % n2;
+IF a - now_us > n2 THEN
+  a := x;
+  ahead := true;
+ELSIF a < x THEN
+  c := CASE WHEN a + n2 = x THEN b ELSE 0 END;
+  b := 0;
+  a := x;
+END IF;
+""",
+    evaluate="""
+x := now_us - a;  -- below 0 where the clock stepped back
+y := c * (n4 - greatest(x, 0) / n3) + b * n4;
+ok := y + asked * n4 <= n1 * n4;
+IF ok THEN
+  left_permits := (n1 * n4 - y - asked * n4) / n4;
+  full_us := CASE WHEN b + asked > 0 THEN 2 * n2 - x WHEN c > 0 THEN n2 - x ELSE 0 END;
+  wait_us := 0;
+ELSE
+  left_permits := greatest(n1 * n4 - y, 0) / n4;
+  full_us := CASE WHEN b > 0 THEN 2 * n2 - x WHEN c > 0 THEN n2 - x ELSE 0 END;
+  IF b <= n1 - asked THEN
+    wait_us := least((n4 - (n1 - asked - b) * n4 / c) * n3, n2) - x;
+  ELSE
+    wait_us := n2 - x + least((n4 - (n1 - asked) * n4 / b) * n3, n2);
+  END IF;
+END IF;
+""",
+    consume="""
+b := greatest(b + spent, 0);
+gone := CASE WHEN b > 0 THEN a + 2 * n2 ELSE a + n2 END;
+""",
+)

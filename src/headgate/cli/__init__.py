@@ -1,6 +1,7 @@
 """The ``headgate`` command. Its subcommands import the service only when they run.
 
 service.py  the commands of the service: serve, config, token
+migrate.py  headgate migrate: make the tables of a PostgreSQL store
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import headgate
+from headgate.cli.migrate import add_migrate
 from headgate.cli.service import add_config, add_serve, add_token
 
 BROKEN_PIPE = 141  # the exit code that a shell shows for a program that SIGPIPE ended
@@ -54,7 +56,7 @@ def _run(argv: Sequence[str] | None) -> int:
     build = "compiled" if headgate.COMPILED else "pure Python"
     parser.add_argument("--version", action="version", version=f"headgate {headgate.__version__} ({build})")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_serve, add_config, add_token):
+    for add in (add_serve, add_config, add_token, add_migrate):
         add(commands)
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):

@@ -26,7 +26,9 @@ def add_serve(commands: Any) -> None:
     parser.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
     parser.add_argument("--resp-port", type=int, help="port for the Redis protocol (default: none; 0 takes a free one)")
     parser.add_argument("--grpc-port", type=int, help="port for Envoy's rate-limit service (default: none)")
-    parser.add_argument("--store", help="memory:// (the default), shared://name, redis://host:port/db, ...")
+    parser.add_argument(
+        "--store", help="memory:// (the default), shared://name, redis://host:port/db, postgresql://, ..."
+    )
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
     parser.add_argument(

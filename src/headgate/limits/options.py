@@ -16,9 +16,9 @@ import redis.asyncio
 from limits.errors import ConfigurationError
 
 from headgate.clock import SystemClock
-from headgate.redis.url import without_secrets
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
+from headgate.stores.settings import without_secrets
 
 # Schemes of `limits` without async+, and what headgate calls them.
 SCHEMES = {

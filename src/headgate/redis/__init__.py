@@ -11,9 +11,7 @@ batching.py      BatchSender: an event loop's connections, round trips and time-
 merging.py       calls that travel together are few commands
 topology.py      which server to ask: single, Sentinel or Cluster
 url.py           what a URL says of servers, connections and time-outs
-breaker.py       internal, not `coordination.CircuitBreaker`: opens when a server does not answer three calls in a row
-probe.py         looks in the background whether that server is back
-health.py        a health check of a server
+health.py        a health check of a server, and what a probe asks it
 servers.py       figures of every server: of each primary of a Cluster
 unlink.py        remove all keys of a prefix
 pubsub.py        messages that wake waiters in other processes

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import weakref
 from collections.abc import AsyncGenerator, Coroutine
 from time import monotonic
 from typing import Any
@@ -16,16 +15,18 @@ import redis.asyncio
 
 from headgate._lifecycle import at_loop_end
 from headgate._plan import arun
-from headgate.redis.batching import BatchSender, ServerTimeout
-from headgate.redis.breaker import Breaker
+from headgate.redis.batching import BatchSender
 from headgate.redis.execute import Executor, Request, ScriptRequest
-from headgate.redis.health import examine
-from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_task
-from headgate.redis.script import LimiterCall, Script, ScriptCall
+from headgate.redis.health import examine, probe
+from headgate.redis.script import Script, ScriptCall
 from headgate.redis.servers import ServerFigures, server_name, survey
 from headgate.redis.topology import deciding_servers
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
+from headgate.stores.batching import ServerTimeout
+from headgate.stores.breaker import Breaker
+from headgate.stores.probe import PROBE_TIMEOUT, start_in_task
+from headgate.stores.remote import LimiterCall
 
 
 class AsyncExecutor(Executor):
@@ -115,17 +116,7 @@ class AsyncExecutor(Executor):
             return await sender.send(request)
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
-        if self.closed or not breaker.claim_probe():
-            return
-        task = self.loop.create_task(probe_in_task(weakref.ref(self), breaker, slot))
-        probes = self._probes
-        probes.add(task)
-
-        def ended(task: asyncio.Task[None]) -> None:  # called even if the task was cancelled before it began
-            probes.discard(task)
-            breaker.release_probe()
-
-        task.add_done_callback(ended)
+        start_in_task(self, breaker, slot, self._probes)
 
     async def probe(self, slot: int) -> None:
         """Probe on an executor that has more time; the connections that it made are handed to the calls."""

@@ -17,6 +17,7 @@ Words for time, in this package:
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Generator
 from time import monotonic
 from typing import Any, NamedTuple
@@ -36,14 +37,15 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from headgate.redis.breaker import Breaker
 from headgate.redis.script import Script
 from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
 from headgate.redis.unlink import unlink_prefix
 from headgate.redis.url import RETRY_PAUSE, Address, RedisURL
+from headgate.stores.breaker import Breaker
 
 # What counts as no answer: silence, and a Cluster that still says at the deadline that it is down.
 NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
+TIMEOUTS = (builtins.TimeoutError, TimeoutError)
 
 
 class ScriptRequest(NamedTuple):
@@ -89,7 +91,7 @@ class Executor:
 
     def _forget_servers(self) -> None:
         self._topology = topology(self._url)
-        self._breaker = Breaker(self._display_name)
+        self._breaker = Breaker(self._display_name, TIMEOUTS)
         self._breakers: dict[Address | None, Breaker] = {}  # one for each server, where keys lie at different ones
 
     def plan(self, script: Script, call: Any, time_limit: float | None) -> Generator[Request, Any, Any]:
@@ -131,7 +133,7 @@ class Executor:
         breaker = self._breakers.get(address)
         if breaker is None:
             name = f"{address.host}:{address.port}" if address else self._display_name
-            breaker = self._breakers.setdefault(address, Breaker(name))
+            breaker = self._breakers.setdefault(address, Breaker(name, TIMEOUTS))
         return breaker
 
 

@@ -1,7 +1,7 @@
-"""A health check of Redis itself: does it answer, how fast, in which role, and is it set up to keep limits?
+"""Checks of Redis itself: does it answer, how fast, in which role, and is it set up to keep limits?
 
-It uses a connection of its own with a short time-out, never one that checks use, and runs at most once a second: a
-health check must neither wait behind traffic nor add to it.
+A health check uses a connection of its own with a short time-out, never one that checks use, and runs at most once a
+second: it must neither wait behind traffic nor add to it. `probe` is what a probe (see `headgate.stores.probe`) asks.
 """
 
 from __future__ import annotations
@@ -73,6 +73,18 @@ def _examine(
     if abs(skew) > SKEW:
         problems.append(f"its clock is {skew:+.1f} s off this host's: windows start by the server's")
     return Health(reason == "ok", reason, tuple(problems), latency, role, version)
+
+
+def probe(topology: Topology, slot: int, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, None]:
+    """Return if *slot* can be asked for in the *check_timeout* seconds that a check has; raise if not."""
+    address = yield from topology.discover(slot, deadline)
+    yield ServerCommand(address, pack("PING"), deadline)  # connects, which may take longer
+    begun = monotonic()
+    yield ServerCommand(address, pack("EVAL", "return 1", 0), deadline)  # a server may answer PING and hold scripts up
+    if (took := monotonic() - begun) > check_timeout:
+        raise redis.exceptions.TimeoutError(f"it answers, but in {took:.2f} s, and a check has {check_timeout} s")
+    if topology.partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline))):
+        raise ClusterDownError("CLUSTERDOWN as the server itself says")
 
 
 def info_fields(info: str) -> dict[str, str]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from headgate.clock import Clock
 from headgate.decision import Decision
-from headgate.fallback import take_all as take_all_locally
-from headgate.keys import check_key
-from headgate.redis.backend import STORE_ERRORS, RuleOnRedis, may_have_run, refused
-from headgate.redis.execute import Executor, Request
-from headgate.redis.script import LimiterCall, LimiterScript, pack_arguments, pack_permits, sha
+from headgate.redis.script import LimiterScript, pack_arguments, pack_permits, sha
 from headgate.rule import check_permits
-from headgate.stores.base import StoreCheck
+from headgate.stores.remote import LimiterCall, binding
+from headgate.stores.remote_joint import JointCall
 
 _ALGORITHM = """
 do
@@ -88,19 +85,6 @@ def _source(algorithms: tuple[str, ...]) -> tuple[str, bytes, bytes]:
     return text, pack_arguments("EVALSHA", sha(text)), pack_arguments("EVAL", text)
 
 
-class JointCall(NamedTuple):
-    """A call of a joint script: the client's key and the permits of each check."""
-
-    keys: tuple[str, ...]
-    permits: tuple[int, ...]
-    op: str = "take"
-
-    @property
-    def key(self) -> str:
-        """The key that decides the slot: in a Cluster all have the same."""
-        return self.keys[0]
-
-
 class JointScript:
     """The checks of these limiters, in this order, as bytes."""
 
@@ -153,7 +137,7 @@ class JointScript:
         made, at = [], 1
         for part in self.parts:
             end = at + 4 * part.quota_count
-            made.append(part.decision(_binding(reply[at:end])))
+            made.append(part.decision(binding(reply[at:end])))
             at = end
         return made
 
@@ -162,61 +146,3 @@ class JointScript:
             return []
         checks = zip(self.parts, call.keys, call.permits, strict=True)
         return [(part, LimiterCall("refund", key, permits)) for part, key, permits in checks]
-
-
-def _binding(answers: Sequence[int]) -> tuple[int, int, int, int, int]:
-    """The answer of a limiter from those of its quotas, as its own script gives it: the tightest quota's."""
-    if len(answers) == 4:
-        return (answers[0], 1, answers[1], answers[2], answers[3])
-    allowed, binds, remaining, reset, retry = 1, 0, 0, 0, 0
-    for i in range(0, len(answers), 4):
-        ok, left, full, wait = answers[i : i + 4]
-        if not binds or (allowed and (not ok or left < remaining)) or (not ok and wait > retry):
-            allowed, binds, remaining, retry = ok, i // 4 + 1, left, wait
-        reset = max(reset, full)
-    return allowed, binds, remaining, reset, retry
-
-
-class JointScripts:
-    """The joint scripts of one store, each made once."""
-
-    MOST = 1000  # limiters may come and go, and their scripts with them
-
-    def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
-        self._known: dict[tuple[LimiterScript, ...], JointScript] = {}
-
-    def of(self, parts: tuple[LimiterScript, ...]) -> JointScript:
-        found = self._known.get(parts)
-        if found is None:
-            if len(self._known) >= self.MOST:
-                self._known = {}
-            found = self._known[parts] = JointScript(parts, self._clock)
-        return found
-
-
-def take_all(
-    scripts: JointScripts, executor: Executor, checks: Sequence[StoreCheck[RuleOnRedis]]
-) -> Generator[Request, Any, list[Decision]]:
-    """The plan (see `headgate._plan`) of a joint check: one call of one script, or what the policies answer."""
-    backends = [backend for backend, _, _ in checks]
-    keys = tuple([check_key(key) for _, key, _ in checks])
-    permits = tuple([check_permits(count, backend.script.capacity) for backend, _, count in checks])
-    script, call = scripts.of(tuple([backend.script for backend in backends])), JointCall(keys, permits)
-    script.check_totals(call)
-    time_limit = min((backend.time_limit for backend in backends if backend.time_limit is not None), default=None)
-    try:
-        for backend, key in zip(backends, keys, strict=True):
-            if backend.fallback.debts and (debt := backend.fallback.take_debt(key)):
-                time_limit = yield from backend.charge(executor, key, debt, time_limit)
-        reply = yield from executor.plan(script, call, time_limit)
-    except STORE_ERRORS as error:
-        local = [(backend.fallback, key, count) for backend, key, count in zip(backends, keys, permits, strict=True)]
-        return take_all_locally(local, error, refused=refused(error), unsure=may_have_run(error))
-    made = script.decisions(reply)
-    for backend, key, decision in zip(backends, keys, made, strict=True):
-        if backend.fallback.refused_at:
-            backend.fallback.record_success()
-        if backend.fallback.local:
-            backend.fallback.follow_store(key, decision)
-    return made

@@ -28,6 +28,7 @@ from headgate.clock import Clock
 from headgate.decision import Decision, Units, decision_in
 from headgate.keys import digest, hash_tag, label
 from headgate.rule import Rule
+from headgate.stores.remote import LimiterCall
 
 
 def pack(*arguments: str | int) -> bytes:
@@ -173,14 +174,6 @@ class Script(Protocol):
     def refunds(self, call: Any, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
         """The calls that give back what *call* took, by its *reply*."""
         ...
-
-
-class LimiterCall(NamedTuple):
-    """A call of a limiter's script: take, peek, refund, reset or charge."""
-
-    op: str
-    key: str
-    permits: int
 
 
 class LimiterScript:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeVar
@@ -18,8 +17,6 @@ from redis.retry import Retry
 
 from headgate._lifecycle import renew_after_fork
 from headgate._plan import run
-from headgate._waiters import SignalSafeEvent
-from headgate.redis.breaker import Breaker, note_connected_at
 from headgate.redis.execute import (
     NO_REPLY_ERRORS,
     ConnectionsExhausted,
@@ -27,37 +24,36 @@ from headgate.redis.execute import (
     Request,
     ScriptRequest,
 )
-from headgate.redis.health import examine
-from headgate.redis.probe import PROBE_TIMEOUT, probe, probe_in_thread
-from headgate.redis.script import LimiterCall, LuaScript, Script, ScriptCall, pack
+from headgate.redis.health import examine, probe
+from headgate.redis.script import LuaScript, Script, ScriptCall, pack
 from headgate.redis.shared_trips import SharedTrips, exchange
 from headgate.redis.topology import ServerCommand, Unreached, check_role, deciding_servers
 from headgate.redis.url import Address, RedisURL
 from headgate.stores.base import Health
+from headgate.stores.breaker import Breaker, note_connected_at
+from headgate.stores.connections import NEVER, ThreadConnections
+from headgate.stores.probe import PROBE_TIMEOUT, start_in_thread
+from headgate.stores.remote import LimiterCall
 
 T = TypeVar("T")
 
 MAX_IDLE = 0.05  # seconds after which an idle connection is checked before use: the server may have closed it
-NEVER = -math.inf
-RECHECK = 0.1  # seconds after which a waiter looks again: a signal may have lost a connection, or a wake-up
 MIN_TIMEOUT = 0.001  # seconds: a socket time-out of 0 would mean not to wait at all
 
 
-class ServerConnections:
+class ServerConnections(ThreadConnections):
     """The connections to one server. The connection used last is used next; a caller that finds none free waits.
 
     redis-py's own pool polls the socket and counts on every loan, a quarter of the time of a check on a near server.
     The pool of a client that was handed in is used as it is.
     """
 
+    exhausted = ConnectionsExhausted
+
     def __init__(self, source: RedisURL | redis.ConnectionPool, address: Address) -> None:
         self._source = source
         self._address = address
-        self._idle: deque[tuple[Any, float]] = deque()  # with the time of last use
-        self._all: weakref.WeakSet[Any] = weakref.WeakSet()  # weak: a signal may lose one on its way to a caller
-        self._making = threading.RLock()  # reentrant: a signal handler may need a connection too
-        self._waiting: OrderedDict[SignalSafeEvent, None] = OrderedDict()
-        self._last_broken = NEVER
+        super().__init__()
         # closes them when this object is gone, before a garbage collection finds open sockets, which would warn
         weakref.finalize(self, _disconnect, self._idle).atexit = False
 
@@ -121,59 +117,9 @@ class ServerConnections:
         finally:
             self.release(connection, clean=clean)  # whatever happened, a signal included
 
-    def warm_up(self, count: int, deadline: float) -> None:
-        """Open *count* connections, at most as many as there may be, by *deadline*."""
-        made: list[Any] = []
-        try:
-            while len(made) < count:
-                made.append(self.acquire(deadline))
-        finally:
-            for connection in made:
-                self.release(connection, clean=True)
-
     def close(self) -> None:
         for connection in _disconnect(self._idle):
             self._all.discard(connection)
-
-    def in_use(self) -> int:
-        return len(self._all) - len(self._idle)
-
-    def idle(self) -> int:
-        return len(self._idle)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
-    def _wait(self, deadline: float) -> tuple[Any, float]:
-        """Make a connection or wait for one, without a lock that a signal could leave held."""
-        event = SignalSafeEvent()
-        try:
-            while True:
-                event.clear()
-                self._waiting[event] = None  # before the check: a thread that releases one after it must see us wait
-                try:
-                    return self._idle.pop()
-                except IndexError:
-                    pass
-                if made := self._make():
-                    return made, NEVER
-                left = deadline - monotonic()
-                if left <= 0:
-                    raise ConnectionsExhausted(f"all {len(self._all)} connections are in use: raise max_connections")
-                event.wait(min(left, RECHECK))
-        finally:
-            self._waiting.pop(event, None)
-            if self._idle:
-                self._wake_first()  # we may have been woken for a connection that we leave
-
-    def _wake_first(self) -> None:
-        """Wake the thread that has waited longest, and take it off the list."""
-        try:
-            event, _ = self._waiting.popitem(last=False)
-        except KeyError:
-            return
-        event.set()
 
     def _make(self) -> Any:
         """A new connection, not connected yet; None if there are as many as there may be."""
@@ -292,15 +238,7 @@ class SyncExecutor(Executor):
         return trips
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
-        try:
-            if self.closed or not breaker.claim_probe():
-                return
-            arguments = (weakref.ref(self), breaker, slot)
-            threading.Thread(target=probe_in_thread, args=arguments, name="headgate-probe", daemon=True).start()
-        except BaseException as error:  # no more threads; or a signal, which may have kept the thread from starting
-            breaker.release_probe()  # so that one of the next calls can start a probe
-            if not isinstance(error, RuntimeError):
-                raise
+        start_in_thread(self, breaker, slot)
 
     def probe(self, slot: int) -> None:
         """Raise if the server of *slot* does not answer as a check needs it."""

@@ -12,22 +12,21 @@ and sentinel_password. TLS for Sentinel and Cluster is ssl=true.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict, Unpack
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import redis
+
+from headgate.stores.settings import TIMEOUT, count, count_from_zero, number, seconds, without_secrets
 
 FORM = (
     "write redis://user:password@host:6379/0, rediss:// for TLS, unix:///path/to/socket, "
     "redis+sentinel://h1:26379,h2:26379/service-name/0 or redis+cluster://h1:6379,h2:6379"
 )
 
-# A check that takes longer is worth less than the answer of on_store_error.
-TIMEOUT = 0.08  # seconds
 MIN_CONNECTIONS = 4
 MAX_CONNECTIONS = 64
 RETRY_PAUSE = 0.005  # seconds before a server that said "not now" is asked again
@@ -105,24 +104,13 @@ def parse_url(url: str, **options: Unpack[RedisOptions]) -> RedisURL:
         raise ValueError(f"cannot read the store URL {safe_url!r}: {error}; {FORM}") from None
 
 
-def without_secrets(url: str) -> str:
-    """*url* for a message: without its passwords, wherever in it they are."""
-    plain, mark, query = re.sub(r"(?<=//).*@", "***@", url).partition("?")
-    pairs = (pair.partition("=") for pair in query.split("&"))
-    return plain + mark + "&".join(name + sign + ("***" if _secret(name) else value) for name, sign, value in pairs)
-
-
-def _secret(name: str) -> bool:
-    return "password" in unquote(name).lower()
-
-
 def _read(url: str, safe_url: str, given: dict[str, Any]) -> RedisURL:
     parts = urlsplit(url)
     if parts.scheme not in _KINDS:
         raise ValueError(f"unknown scheme {parts.scheme!r}")
     kind = _KINDS[parts.scheme]
     query = {_ALIASES.get(name, name): value for name, value in parse_qsl(parts.query, keep_blank_values=True)}
-    said = {name: check(name, _number(query.pop(name))) for name, check in _OURS.items() if name in query}
+    said = {name: check(name, number(query.pop(name))) for name, check in _OURS.items() if name in query}
     ours = {"timeout": TIMEOUT, "max_connections": MAX_CONNECTIONS} | said | given
     timeout: float = ours["timeout"]
     connect_timeout: float = ours.get("connect_timeout", timeout)
@@ -206,40 +194,11 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} must be a number of seconds, got {value!r:.40}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
-    return float(value)
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r:.40}")
-    return value
-
-
-def _count_from_zero(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be a whole number of at least 0, got {value!r:.40}")
-    return value
-
-
 _OURS: dict[str, Callable[[str, object], Any]] = {
-    "timeout": _seconds,
-    "connect_timeout": _seconds,
-    "max_connections": _count,
-    "min_connections": _count_from_zero,
-    "retries": _count_from_zero,
-    "retry_pause": _seconds,
+    "timeout": seconds,
+    "connect_timeout": seconds,
+    "max_connections": count,
+    "min_connections": count_from_zero,
+    "retries": count_from_zero,
+    "retry_pause": seconds,
 }

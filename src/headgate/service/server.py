@@ -257,7 +257,7 @@ def redacted(url: str) -> str:
     if scheme in ("memory", "shared"):
         return url
     try:
-        from headgate.redis.url import without_secrets
+        from headgate.stores.settings import without_secrets
     except ImportError:
         return f"{scheme}://***"  # without redis-py the URL cannot be used anyway
     return without_secrets(url)

@@ -6,6 +6,15 @@ key_table.py     KeyTable: the states of one limiter in a MemoryStore
 memory_joint.py  several limiters in one step of a MemoryStore
 shared/          SharedStore: in files that all processes of this machine map
 redis.py         RedisStore: in a Redis
+postgresql.py    PostgreSQLStore: in a PostgreSQL database
+breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
+probe.py         looks in the background whether that server is back
+connections.py   the connections of threads to a server: idle, in use, waited for
+batching.py      the queue of an event loop to a server: calls awaited together become one round trip
+remote.py        one rule of a limiter on a server: its calls ask the server, or the fallback when it fails
+remote_store.py  what stores on a server share: executors of threads and event loops, health
+remote_joint.py  several limiters in one call to a server
+settings.py      numbers in the URL of a server, and the URL without its passwords
 thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`
 """
 
@@ -15,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headgate.stores.memory import MemoryStore as MemoryStore
+    from headgate.stores.postgresql import PostgreSQLStore as PostgreSQLStore
     from headgate.stores.redis import RedisStore as RedisStore
     from headgate.stores.shared import SharedStore as SharedStore
 
 
 def __getattr__(name: str) -> Any:
-    """Import a store on first use, so that memory needs no redis-py."""
+    """Import a store on first use, so that memory needs neither redis-py nor psycopg."""
     from headgate.stores.base import STORE_CLASSES
 
     if name in STORE_CLASSES:

@@ -149,7 +149,7 @@ class Store(Protocol):
 
 
 def kind_of(store: Store) -> str:
-    """What a store says that it is (its `kind`), for people and for labels: memory, shared, redis."""
+    """What a store says that it is (its `kind`), for people and for labels: memory, shared, redis, postgresql."""
     return str(getattr(store, "kind", "other"))
 
 
@@ -303,12 +303,12 @@ class StoreOptions(TypedDict, total=False):
     """What a limiter hands on to the store that it opens from a URL. A store ignores the options of others."""
 
     max_keys: int  # memory, shared
-    prefix: str  # redis
-    hash_keys: bool  # redis
-    timeout: float  # redis
-    connect_timeout: float  # redis
-    max_connections: int  # redis
-    min_connections: int  # redis
+    prefix: str  # redis, postgresql
+    hash_keys: bool  # redis, postgresql
+    timeout: float  # redis, postgresql
+    connect_timeout: float  # redis, postgresql
+    max_connections: int  # redis, postgresql
+    min_connections: int  # redis, postgresql
     retries: int  # redis
     retry_pause: float  # redis
 
@@ -342,7 +342,8 @@ class StoreClass(NamedTuple):
 _MEMORY = StoreClass("headgate.stores.memory", "MemoryStore")
 _SHARED = StoreClass("headgate.stores.shared", "SharedStore")
 _REDIS = StoreClass("headgate.stores.redis", "RedisStore", "redis")
-STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS)}
+_POSTGRESQL = StoreClass("headgate.stores.postgresql", "PostgreSQLStore", "postgresql")
+STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS, _POSTGRESQL)}
 
 SCHEMES = {
     "memory://": _MEMORY,
@@ -352,6 +353,8 @@ SCHEMES = {
     "unix://": _REDIS,
     "redis+sentinel://": _REDIS,
     "redis+cluster://": _REDIS,
+    "postgresql://": _POSTGRESQL,
+    "postgres://": _POSTGRESQL,
 }
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
 import redis.asyncio
 
-from headgate._lifecycle import renew_after_fork
 from headgate._plan import arun, run
 from headgate.clock import Clock
 from headgate.decision import Decision
@@ -21,13 +18,15 @@ from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import HEALTH_TIMEOUT
-from headgate.redis.joint import JointScripts, take_all
+from headgate.redis.joint import JointScript
 from headgate.redis.script import slot_of, tag_function
 from headgate.redis.servers import ServerFigures
 from headgate.redis.sync_client import SyncExecutor
 from headgate.redis.url import MIN_CONNECTIONS, RedisOptions, RedisURL, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import NO_PICKLE, Health, StoreCheck, StoreOptions
+from headgate.stores.base import Health, StoreCheck, StoreOptions
+from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.stores.remote_store import StoreOnServer
 
 if TYPE_CHECKING:
     from headgate.coordination.redis_states import RedisStates
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 Client = redis.Redis | redis.asyncio.Redis
 
 
-class RedisStore:
+class RedisStore(StoreOnServer[SyncExecutor, AsyncExecutor]):
     """One Redis (a server, a service behind Sentinels, a Cluster), for limiters of either kind.
 
     redis            a URL (see `headgate.redis.url`), or a client of redis-py: a plain one serves `Limiter`, an
@@ -74,30 +73,15 @@ class RedisStore:
         self.hash_keys = hash_keys
         self.clock = clock
         self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
-        self._joint_scripts = JointScripts(clock)
-        self._sync_executor: SyncExecutor | None = None
+        self._joint_scripts = JointScripts(lambda parts: JointScript(parts, clock))
         self._health_executor: SyncExecutor | None = None
-        self._health: Health | None = None
-        self._health_at = 0.0
-        self._latest_executor: AsyncExecutor | None = None
-        self._async_executors: dict[asyncio.AbstractEventLoop, AsyncExecutor] = {}
-        self.after_fork()
-        renew_after_fork(self)
+        super().__init__()
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> RedisStore:
         """The store of a Redis URL, without the options that are another store's."""
         options.pop("max_keys", None)
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # max_keys is not there any more
-
-    def after_fork(self) -> None:
-        """Start with free locks: a thread that held one, or a task that checked the health, is in the parent."""
-        self._health_check: asyncio.Task[Health] | None = None
-        self._lock = threading.Lock()
-        self._health_lock = threading.Lock()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NO_PICKLE)
 
     def __repr__(self) -> str:
         return f"<RedisStore: {self._server_name()}>"
@@ -150,29 +134,11 @@ class RedisStore:
         """False: the store was given a client for threads."""
         return not isinstance(self._source, redis.ConnectionPool)
 
-    def sync_executor(self) -> SyncExecutor:
-        """What makes calls from threads; it and its connections are made when they are first needed."""
-        if self._sync_executor is None:
-            with self._lock:
-                self._sync_executor = self._sync_executor or SyncExecutor(self._sync_source(), self._server_name())
-        return self._sync_executor
+    def _open_threads(self) -> SyncExecutor:
+        return SyncExecutor(self._sync_source(), self._server_name())
 
-    def async_executor(self) -> AsyncExecutor:
-        """What makes calls from the running event loop; each event loop has its own."""
-        loop = asyncio.get_running_loop()
-        latest = self._latest_executor
-        if latest is not None and latest.loop is loop:
-            return latest
-        with self._lock:
-            executor = self._async_executors.get(loop)
-            if executor is None:
-                known = list(self._async_executors)  # a copy: `close_loop` of another thread may shorten it
-                for closed in [other for other in known if other.is_closed()]:  # without an aclose()
-                    self._async_executors.pop(closed, None)
-                executor = self._async_executors[loop] = AsyncExecutor(self._async_source(), self._server_name())
-                executor.close_with_loop()
-            self._latest_executor = executor
-        return executor
+    def _open_tasks(self) -> AsyncExecutor:
+        return AsyncExecutor(self._async_source(), self._server_name())
 
     def warm_up(self) -> None:
         """Open `min_connections` to each server, for threads, so that the first checks find them.
@@ -211,30 +177,12 @@ class RedisStore:
         """An executor for the end of an event loop, which the caller closes; None with a client that was handed in."""
         return AsyncExecutor(self.url, self._server_name(), timeout) if self.url else None
 
-    def latest_executor(self) -> AsyncExecutor | None:
-        """The running event loop's executor, or that of the last event loop that had one."""
-        try:
-            return self._async_executors.get(asyncio.get_running_loop(), self._latest_executor)
-        except RuntimeError:
-            return self._latest_executor
-
     def close(self) -> None:
         """Close the connections for threads; a client that was handed in keeps its own."""
         for executor in (self._sync_executor, self._health_executor):
             if executor:
                 executor.close()
         self._sync_executor = self._health_executor = None
-
-    async def close_loop(self) -> None:
-        """Close the running event loop's connections."""
-        executor, self._latest_executor = self._async_executors.pop(asyncio.get_running_loop(), None), None
-        if executor:
-            await executor.aclose()
-
-    async def aclose(self) -> None:
-        """Close the running event loop's connections, and those for threads."""
-        await self.close_loop()
-        self.close()
 
     def _server_name(self) -> str:
         return f"Redis at {self.display_name}" if self.url else self.display_name
@@ -260,15 +208,6 @@ class RedisStore:
                 seen = self._health_executor.examine(HEALTH_TIMEOUT, self._check_timeout())
                 self._health, self._health_at = _with_connections(seen, self._sync_executor), monotonic()
             return self._health
-
-    async def ahealth(self) -> Health:
-        """The same for asyncio."""
-        if self._health is not None and monotonic() - self._health_at <= 1.0:
-            return self._health
-        check, loop = self._health_check, asyncio.get_running_loop()
-        if check is None or check.done() or check.get_loop() is not loop:
-            check = self._health_check = loop.create_task(self._examine())
-        return await asyncio.shield(check)
 
     async def _examine(self) -> Health:
         source = _separate(self._async_source())

@@ -2,7 +2,7 @@
 
 After `FAILURES_TO_OPEN` calls in a row without an answer the breaker opens, and the policy answers without touching
 the server. One probe at a time looks in the background whether the server is back, and closes the breaker (see
-`headgate.redis.probe`). Only silence counts: an error that the server sends is an answer, and it cost no wait.
+`headgate.stores.probe`). Only silence counts: an error that the server sends is an answer, and it cost no wait.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import threading
 from time import monotonic
 from typing import Any
 
-import redis.exceptions
-
-TIMEOUTS = (TimeoutError, redis.exceptions.TimeoutError)
-
 logger = logging.getLogger("headgate")
 
 FAILURES_TO_OPEN = 3  # in a row
 
 
 class Breaker:
-    """For one server, or for one service behind Sentinels. Thread-safe."""
+    """For one server, or for one service behind Sentinels. Thread-safe.
 
-    def __init__(self, server: str) -> None:
+    *timeouts* are the exceptions of the client library that mean: no answer in time.
+    """
+
+    def __init__(self, server: str, timeouts: tuple[type[Exception], ...] = (TimeoutError,)) -> None:
         self.server = server  # for messages
+        self._timeouts = timeouts
         self.open = False
         self.failures = 0  # in a row
         self.opened = 0  # how often, ever
@@ -43,7 +43,7 @@ class Breaker:
         """
         with self._lock:
             connected_at = getattr(error, "connected_at", begun)
-            if self.failures and connected_at < self._last_failure and not isinstance(error, TIMEOUTS):
+            if self.failures and connected_at < self._last_failure and not isinstance(error, self._timeouts):
                 return False  # the connection is older than the last failure: the same cut, which is counted already
             self._last_failure = now = monotonic()
             self._first_failure = self._first_failure if self.failures else now

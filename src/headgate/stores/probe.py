@@ -1,30 +1,22 @@
 """Look in the background whether a server that did not answer is back.
 
-`Executor.start_probe` starts a probe in a thread or a task, one at a time for each circuit breaker. A probe sends
-commands to the server until they are answered in time, and then closes the breaker. `probe_until_back` and `probe` are
-plans (see `headgate._plan`).
+An executor starts a probe in a thread or a task, one at a time for each circuit breaker. A probe asks the server until
+it answers in time, and then closes the breaker. `probe_until_back` is a plan (see `headgate._plan`); what a probe asks
+is the method `probe` of the executor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from random import Random
-from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from redis.exceptions import ClusterDownError, TimeoutError
+from typing import Any, NamedTuple, Protocol
 
 from headgate._plan import arun, run
-from headgate.redis.breaker import Breaker
-from headgate.redis.script import pack
-from headgate.redis.topology import ServerCommand, Topology, cluster_is_ok
-
-if TYPE_CHECKING:
-    from headgate.redis.async_client import AsyncExecutor
-    from headgate.redis.sync_client import SyncExecutor
+from headgate.stores.breaker import Breaker
 
 FIRST_PROBE = 0.05  # seconds; then doubled up to the next
 SLOWEST_PROBE = 0.5
@@ -33,14 +25,51 @@ PROBE_TIMEOUT = 1.0  # more than a check has: no caller waits for a probe, and a
 JITTER = Random()  # its own: a program may seed the common one, and some tests watch it
 
 
+class Probed(Protocol):
+    """An executor: what makes calls to a server, from threads or from an event loop."""
+
+    closed: bool
+
+    def probe(self, slot: int) -> Any:
+        """Raise if the server of *slot* does not answer as a check needs it; awaited in an event loop."""
+        ...
+
+
 class Probe(NamedTuple):
     """A request: see whether *executor* can ask for *slot* again."""
 
-    executor: Any  # a SyncExecutor or an AsyncExecutor
+    executor: Probed
     slot: int
 
 
-def probe_in_thread(executor: weakref.ref[SyncExecutor], breaker: Breaker, slot: int) -> None:
+def start_in_thread(executor: Probed, breaker: Breaker, slot: int) -> None:
+    """Probe in a thread, unless a probe does so already."""
+    try:
+        if executor.closed or not breaker.claim_probe():
+            return
+        arguments = (weakref.ref(executor), breaker, slot)
+        threading.Thread(target=probe_in_thread, args=arguments, name="headgate-probe", daemon=True).start()
+    except BaseException as error:  # no more threads; or a signal, which may have kept the thread from starting
+        breaker.release_probe()  # so that one of the next calls can start a probe
+        if not isinstance(error, RuntimeError):
+            raise
+
+
+def start_in_task(executor: Probed, breaker: Breaker, slot: int, probes: set[asyncio.Task[None]]) -> None:
+    """Probe in a task of the running event loop, which is in *probes* until it ends."""
+    if executor.closed or not breaker.claim_probe():
+        return
+    task = asyncio.get_running_loop().create_task(probe_in_task(weakref.ref(executor), breaker, slot))
+    probes.add(task)
+
+    def ended(task: asyncio.Task[None]) -> None:  # called even if the task was cancelled before it began
+        probes.discard(task)
+        breaker.release_probe()
+
+    task.add_done_callback(ended)
+
+
+def probe_in_thread(executor: weakref.ref[Probed], breaker: Breaker, slot: int) -> None:
     """What the thread of a probe runs."""
 
     def answer(request: float | Probe) -> None:
@@ -55,8 +84,8 @@ def probe_in_thread(executor: weakref.ref[SyncExecutor], breaker: Breaker, slot:
         breaker.release_probe()
 
 
-async def probe_in_task(executor: weakref.ref[AsyncExecutor], breaker: Breaker, slot: int) -> None:
-    """What the task of a probe runs; the executor releases the probe, even if the task never began."""
+async def probe_in_task(executor: weakref.ref[Probed], breaker: Breaker, slot: int) -> None:
+    """What the task of a probe runs; `start_in_task` releases the probe, even if the task never began."""
 
     async def answer(request: float | Probe) -> None:
         if isinstance(request, Probe):
@@ -68,7 +97,7 @@ async def probe_in_task(executor: weakref.ref[AsyncExecutor], breaker: Breaker, 
 
 
 def probe_until_back(
-    executor: Callable[[], SyncExecutor | AsyncExecutor | None], breaker: Breaker, slot: int
+    executor: Callable[[], Probed | None], breaker: Breaker, slot: int
 ) -> Generator[float | Probe, None, None]:
     """Probe the server of *slot* until it answers, and open or close *breaker* accordingly.
 
@@ -87,18 +116,6 @@ def probe_until_back(
         else:
             breaker.answered()
             return
-
-
-def probe(topology: Topology, slot: int, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, None]:
-    """Return if *slot* can be asked for in the *check_timeout* seconds that a check has; raise if not."""
-    address = yield from topology.discover(slot, deadline)
-    yield ServerCommand(address, pack("PING"), deadline)  # connects, which may take longer
-    begun = monotonic()
-    yield ServerCommand(address, pack("EVAL", "return 1", 0), deadline)  # a server may answer PING and hold scripts up
-    if (took := monotonic() - begun) > check_timeout:
-        raise TimeoutError(f"it answers, but in {took:.2f} s, and a check has {check_timeout} s")
-    if topology.partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline))):
-        raise ClusterDownError("CLUSTERDOWN as the server itself says")
 
 
 def probe_intervals() -> Iterator[float]:

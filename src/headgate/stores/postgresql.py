@@ -1,0 +1,213 @@
+"""Limits shared through PostgreSQL: one statement and one round trip for each decision, by the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from time import monotonic, time
+from typing import Any, Unpack
+
+from headgate._plan import arun, run
+from headgate.clock import Clock
+from headgate.decision import Decision
+from headgate.errors import StoreUnavailable
+from headgate.postgresql import schema
+from headgate.postgresql.async_client import PostgresTasks, connect
+from headgate.postgresql.async_client import wait_for as wait_for_async
+from headgate.postgresql.backend import AsyncPostgresBackend, PostgresBackend
+from headgate.postgresql.connection import PostgresConnection, ServerError, Waiting
+from headgate.postgresql.statements import JointStatements
+from headgate.postgresql.sync_client import PostgresThreads, wait_for
+from headgate.postgresql.url import PostgresOptions, parse_url
+from headgate.rule import Rule
+from headgate.stores.base import Health, StoreCheck, StoreOptions
+from headgate.stores.batching import ServerTimeout
+from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.stores.remote_store import StoreOnServer
+
+HEALTH_TIMEOUT = 1.0  # seconds for the whole check
+MIGRATE_TIMEOUT = 60.0  # seconds to make tables and functions
+SLOW = 0.05  # seconds for a statement that is slow
+SKEW = 1.0  # seconds by which the server's clock may differ from this host's
+_HEALTH = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint, pg_is_in_recovery()"
+
+
+class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
+    """One PostgreSQL database, for limiters of either kind.
+
+    url              see `headgate.postgresql.url`
+    prefix           what the names of tables and functions start with; they are made on first use
+    hash_keys        store a digest of the client's key instead of the key: no addresses in the database
+    timeout          seconds that a check may take in all; then on_store_error answers
+    connect_timeout  seconds of those to connect
+    min_connections  that `warm_up` opens; nothing connects before it or the first check
+    max_connections  for threads; a caller that finds none free waits within the time-out. An event loop has at most two
+    clock            tests only: this time instead of the server's
+    """
+
+    kind = "postgresql"
+    partitioned = False
+
+    def __init__(
+        self, url: str, *, hash_keys: bool = False, clock: Clock | None = None, **options: Unpack[PostgresOptions]
+    ) -> None:
+        if not isinstance(url, str):
+            raise TypeError(f"PostgreSQLStore takes a URL (text), got {type(url).__name__}")
+        self.url = parse_url(url, **options)
+        self.display_name = self.url.safe_url  # without password
+        if not isinstance(hash_keys, bool):
+            raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
+        self.hash_keys = hash_keys
+        self.clock = clock
+        self._joint = JointScripts(JointStatements)
+        super().__init__()
+
+    @classmethod
+    def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> PostgreSQLStore:
+        """The store of a PostgreSQL URL, without the options that are another store's."""
+        for name in ("max_keys", "retries", "retry_pause"):
+            options.pop(name, None)  # type: ignore[misc]  # a key of a TypedDict that is not a literal
+        return cls(url, clock=clock, **options)  # type: ignore[misc]  # those are not there any more
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQLStore: {self._server_name()}>"
+
+    def open(self, rule: Rule, on_store_error: str = "allow") -> PostgresBackend:
+        """The backend of *rule* for threads."""
+        return PostgresBackend(self, rule, on_store_error)
+
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncPostgresBackend:
+        """The backend of *rule* for asyncio."""
+        return AsyncPostgresBackend(self, rule, on_store_error)
+
+    def partition(self, key: str) -> int:
+        """All keys are in one database."""
+        return 0
+
+    def take_all(self, checks: Sequence[StoreCheck[PostgresBackend]]) -> list[Decision]:
+        """Spend all *checks* or none, in one statement."""
+        executor = self.sync_executor()
+        return run(take_all(self._joint, executor, checks), executor.answer)
+
+    async def take_all_async(self, checks: Sequence[StoreCheck[AsyncPostgresBackend]]) -> list[Decision]:
+        """The same for asyncio; calls that are awaited at the same time share a statement."""
+        executor = self.async_executor()
+        return await arun(take_all(self._joint, executor, checks), executor.answer)
+
+    def schema_sql(self) -> str:
+        """The statements by which `migrate` makes tables and functions."""
+        return schema.create_sql(self.url.prefix).strip()
+
+    def migrate(self) -> None:
+        """Make the tables and functions that are not there, and replace functions by those of this headgate.
+
+        Raises `StoreUnavailable` if the database cannot be reached, or has tables of that name that are not ours.
+        """
+        patient = dataclasses.replace(self.url, timeout=MIGRATE_TIMEOUT, connect_timeout=MIGRATE_TIMEOUT)
+        connection, deadline = PostgresConnection(patient), monotonic() + MIGRATE_TIMEOUT
+        try:
+            wait_for(connection.connect(), connection, deadline)
+            wait_for(connection.ask(schema.create_sql(self.url.prefix)), connection, deadline)
+        except (ServerError, OSError) as error:
+            raise StoreUnavailable(f"cannot prepare {self._server_name()}: {error}") from error
+        finally:
+            connection.close()
+
+    # ------------------------------------------------------------------------------------------------ connections
+
+    def _open_threads(self) -> PostgresThreads:
+        return PostgresThreads(self.url, self._server_name(), self.clock)
+
+    def _open_tasks(self) -> PostgresTasks:
+        return PostgresTasks(self.url, self._server_name(), self.clock)
+
+    def warm_up(self) -> None:
+        """Open `min_connections`, for threads, so that the first checks find them; makes the tables if need be.
+
+        Raises `StoreUnavailable` if the database cannot be reached, or has tables that are not ours.
+        """
+        try:
+            self.sync_executor().warm_up(self.url.min_connections)
+        except (ServerError, OSError) as error:
+            raise StoreUnavailable(f"cannot connect to {self._server_name()}: {error}") from error
+
+    async def awarm_up(self) -> None:
+        """The same for the running event loop."""
+        try:
+            await self.async_executor().warm_up(self.url.min_connections)
+        except (ServerError, OSError) as error:
+            raise StoreUnavailable(f"cannot connect to {self._server_name()}: {error}") from error
+
+    def connections(self) -> dict[str, int]:
+        """The connections of the latest event loop: in_use, idle, and calls that wait for one."""
+        return _counts(self._latest_executor)
+
+    def close(self) -> None:
+        """Close the connections for threads."""
+        executor, self._sync_executor = self._sync_executor, None
+        if executor:
+            executor.close()
+
+    def _server_name(self) -> str:
+        return f"PostgreSQL at {self.display_name}"
+
+    # ----------------------------------------------------------------------------------------------------- health
+
+    def health(self) -> Health:
+        """Check the server's health on a connection of its own; the answer is good for a second."""
+        with self._health_lock:
+            if self._health is None or monotonic() - self._health_at > 1.0:
+                connection = PostgresConnection(self.url)
+                deadline = monotonic() + HEALTH_TIMEOUT
+                try:
+                    wait_for(connection.connect(), connection, deadline)
+                    seen: Health = wait_for(self._questions(connection), connection, deadline)
+                except (ServerError, OSError) as error:
+                    seen = _unhealthy(error)
+                finally:
+                    connection.close()
+                self._health = dataclasses.replace(seen, connections=_counts(self._sync_executor))
+                self._health_at = monotonic()
+            return self._health
+
+    async def _examine(self) -> Health:
+        connection, loop = PostgresConnection(self.url), asyncio.get_running_loop()
+        try:
+            async with ServerTimeout(loop, HEALTH_TIMEOUT):
+                await connect(connection)
+                seen: Health = await wait_for_async(self._questions(connection), loop)
+        except (ServerError, OSError) as error:
+            seen = _unhealthy(error)
+        finally:
+            connection.close()
+        self._health = dataclasses.replace(seen, connections=_counts(self._latest_executor))
+        self._health_at = monotonic()
+        return self._health
+
+    def _questions(self, connection: PostgresConnection) -> Waiting:
+        """A plan: what a connection that was just made says of its server."""
+        begun = monotonic()
+        result = yield from connection.ask(_HEALTH)
+        latency = monotonic() - begun
+        skew = int(result.get_value(0, 0)) / 1_000_000 - time()
+        role = "standby" if result.get_value(0, 1) == b"t" else "primary"
+        reason = "read-only" if connection.read_only else "slow" if latency > self.url.timeout else "ok"
+        problems = []
+        if latency > SLOW:
+            problems.append(f"slow: a statement took {1000 * latency:.0f} ms")
+        if abs(skew) > SKEW:
+            problems.append(f"its clock is {skew:+.1f} s off this host's: windows start by the server's")
+        return Health(reason == "ok", reason, tuple(problems), latency, role, connection.version)
+
+
+def _unhealthy(error: Exception) -> Health:
+    reason = "refuses" if isinstance(error, ServerError) else "down"
+    return Health(False, reason, (f"{type(error).__name__}: {error}",))
+
+
+def _counts(executor: Any) -> dict[str, int]:
+    if executor is None:
+        return {"in_use": 0, "idle": 0, "waiting": 0}
+    connections = executor.connections
+    return {"in_use": connections.in_use(), "idle": connections.idle(), "waiting": connections.waiting}
