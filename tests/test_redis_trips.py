@@ -68,14 +68,14 @@ def test_a_decision_is_one_call(any_redis_server: Server, any_redis_limiter: Mak
 
 
 @pytest.mark.parametrize("algorithm", LAWS)
-def test_flushed_script_cache(algorithm: str, failing_callers: Callers) -> None:
+def test_flushed_script_cache(algorithm: str, redis_callers: Callers) -> None:
     """A server that has forgotten the script is told it again, and no call is degraded."""
-    store = failing_callers.store
+    store = redis_callers.store
     assert isinstance(store, OneServer)
-    limiter = failing_callers.limiter("50/30d", algorithm=algorithm)
+    limiter = redis_callers.limiter("50/30d", algorithm=algorithm)
     with store.server.client() as client:
         for left in (40, 30, 20, 10, 0):
-            calls = [failing_callers.start(limiter.try_acquire, "k") for _ in range(10)]
+            calls = [redis_callers.start(limiter.try_acquire, "k") for _ in range(10)]
             assert sorted(call.result().remaining for call in calls) == list(range(left, left + 10))
             assert all(call.result() for call in calls)
             client.script_flush()

@@ -14,20 +14,12 @@ from tests.support.callers import Callers
 from tests.support.clocks import PATIENCE, WatchedClock, until, until_async
 from tests.support.pulse import Pulse
 from tests.support.servers import Server, quiet_port
-from tests.support.stores import OneServer, OpenStores, postgresql, rows
+from tests.support.stores import OneServer
 
 KEY = "rate_limiter:token_bucket:{k}"
 
 
 # -------------------------------------------------------------------------------------- a server that refuses to decide
-
-
-@pytest.fixture(params=rows(lambda row: row.outages and row.open is not postgresql))
-def redis_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
-    """Callers of a Redis that can fail."""
-    name, colour = request.param
-    with Callers(open_stores.empty(name), colour) as callers:
-        yield callers
 
 
 @contextmanager
