@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headgate.service.envoy_json import parse_request, response_json
-from headgate.service.problem import HTTPError
 from headgate.service.rls_messages import OK, OVER_LIMIT, DescriptorStatus, RateLimitResponse
+from headgate.service.rsgi import HTTPError
 from tests.service.conftest import Start
 from tests.support.servers import Server
 from tests.support.service import Answer, Service, eventually, headgate

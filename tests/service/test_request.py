@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headgate.service import request
-from headgate.service.problem import HTTPError
 from headgate.service.request import MAX_BODIES, MAX_BODY, BodyReader
+from headgate.service.rsgi import HTTPError
 
 
 class Sent:

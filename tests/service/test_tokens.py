@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from headgate.service.problem import HTTPError
+from headgate.service.rsgi import HTTPError
 from headgate.service.tokens import Tokens, digest
 from tests.service.conftest import Start
 from tests.support.service import API, Service

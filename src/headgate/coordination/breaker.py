@@ -27,7 +27,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.active_calls import ActiveCalls, Admission
 from headgate.coordination.arguments import check_count, check_seconds, is_async
 from headgate.coordination.feedback import ExceptionClassifier, Ignore
-from headgate.coordination.runner import Plan, Tool
+from headgate.coordination.runner import AsyncTool, Plan, ThreadTool, Tool
 from headgate.coordination.states.breaker import ANY_GENERATION, BREAKER
 from headgate.coordination.states.machine import Operation
 from headgate.errors import CircuitOpen, StoreUnavailable
@@ -194,7 +194,7 @@ def _check_function(function: object) -> None:
         )
 
 
-class CircuitBreaker(_AnyCircuitBreaker):
+class CircuitBreaker(_AnyCircuitBreaker, ThreadTool):
     """A circuit breaker that threads and processes share.
 
     name       of the server that is called, or of a part of it
@@ -265,10 +265,6 @@ class CircuitBreaker(_AnyCircuitBreaker):
         """Make it CLOSED, with nothing counted and nothing forced."""
         self._runner.run(self._force_plan(""))
 
-    def close(self) -> None:
-        """Close the connections, which all tools on this store share; the next call makes new ones."""
-        self._runner.backend.close()
-
     def __enter__(self) -> Self:
         self._runner.run(self._admit_plan())
         return self
@@ -277,10 +273,8 @@ class CircuitBreaker(_AnyCircuitBreaker):
         self._runner.run(self._leave_plan(error))
 
 
-class AsyncCircuitBreaker(_AnyCircuitBreaker):
+class AsyncCircuitBreaker(_AnyCircuitBreaker, AsyncTool):
     """`CircuitBreaker` for asyncio: the same arguments, the same methods, awaited (``await breaker.state``, too)."""
-
-    _for_tasks = True
 
     @property
     def state(self) -> Coroutine[Any, Any, str]:
@@ -338,10 +332,6 @@ class AsyncCircuitBreaker(_AnyCircuitBreaker):
     async def reset(self) -> None:
         """Make it CLOSED, with nothing counted and nothing forced."""
         await self._runner.arun(self._force_plan(""))
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections; without this they are closed when the loop ends."""
-        await self._runner.backend.aclose()
 
     async def __aenter__(self) -> Self:
         await self._runner.arun(self._admit_plan())

@@ -27,7 +27,7 @@ from headgate.coordination.acquisition import Acquisition, Event, HoldTerms, Own
 from headgate.coordination.arguments import check_seconds, check_timeout, check_ttl, deadline_after
 from headgate.coordination.backend import running_task
 from headgate.coordination.renewal import keep_renewed
-from headgate.coordination.runner import Plan, Ticket, Tool, wait_in_queue
+from headgate.coordination.runner import AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
@@ -150,7 +150,7 @@ class _AnyLock(Tool):
         return LockTimeout(f"the lock {self.name!r} did not come free within {self._timeout} s")
 
 
-class Lock(_AnyLock):
+class Lock(_AnyLock, ThreadTool):
     """A lock that threads and processes share.
 
     name      what is locked
@@ -201,10 +201,6 @@ class Lock(_AnyLock):
         """
         return self._runner.run(self._force_release_plan())
 
-    def close(self) -> None:
-        """Close the connections, which all tools on this store share; the next call makes new ones."""
-        self._runner.backend.close()
-
     def __enter__(self) -> Self:
         if not self.acquire(self._timeout):
             self._ownership.forget_failed_acquire(self._caller())
@@ -220,13 +216,11 @@ class Lock(_AnyLock):
         return threading.current_thread()
 
 
-class AsyncLock(_AnyLock):
+class AsyncLock(_AnyLock, AsyncTool):
     """`Lock` for asyncio: the same arguments, the same methods, awaited.
 
     cancel_when_lost  cancel the body of an ``async with`` when the lock is lost; the block raises `LockLost`
     """
-
-    _for_tasks = True
 
     def __init__(
         self,
@@ -281,10 +275,6 @@ class AsyncLock(_AnyLock):
     async def force_release(self) -> bool:
         """Take the lock from its holder, for an operator; False if it is not held. See `Lock.force_release`."""
         return await self._runner.arun(self._force_release_plan())
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections; without this they are closed when the loop ends."""
-        await self._runner.backend.aclose()
 
     async def __aenter__(self) -> Self:
         if not await self.acquire(self._timeout):

@@ -20,7 +20,7 @@ from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import check_ttl, deadline_after
 from headgate.coordination.leases import AsyncLeased, Leased, LeaseTerms, MemberLease
 from headgate.coordination.members import REASONS, PoolStatus, Quotas, encode_rules, parse_status
-from headgate.coordination.runner import Acquiring, Plan, Ticket, Tool, wait_in_queue
+from headgate.coordination.runner import Acquiring, AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted
 from headgate.keys import check_key
@@ -100,7 +100,7 @@ def _check(member: str) -> str:
     return check_key(member, "member", secret=True)  # it may be a token, and errors are logged
 
 
-class Pool(_AnyPool):
+class Pool(_AnyPool, ThreadTool):
     """A pool of tokens, User-Agents or the like that threads and processes share.
 
     name       of the pool
@@ -135,19 +135,13 @@ class Pool(_AnyPool):
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""
         return self._runner.run(self._status_plan())
 
-    def close(self) -> None:
-        """Close the connections, which all tools on this store share; the next call makes new ones."""
-        self._runner.backend.close()
 
-
-class AsyncPool(_AnyPool):
+class AsyncPool(_AnyPool, AsyncTool):
     """`Pool` for asyncio: the same arguments, the same methods, awaited.
 
     async with pool.acquire(timeout=10.0) as leased:
         leased.observe(await client.get(url, headers={"Authorization": leased.member}))
     """
-
-    _for_tasks = True
 
     async def add(self, *members: str, restore: bool = True) -> None:
         """Add members; they are handed out in this order. Retired ones come back, unless *restore* is False."""
@@ -167,7 +161,3 @@ class AsyncPool(_AnyPool):
     async def status(self) -> PoolStatus:
         """Which members are ready, leased, cooling, limited, open or retired, and until when."""
         return await self._runner.arun(self._status_plan())
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections; without this they are closed when the loop ends."""
-        await self._runner.backend.aclose()

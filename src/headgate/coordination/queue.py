@@ -19,7 +19,7 @@ from collections.abc import Callable
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import check_count, check_seconds, deadline_after
 from headgate.coordination.queue_heartbeat import HEARTBEAT_TTL, heartbeats
-from headgate.coordination.runner import RETRY, Plan, Ticket, Tool, wait_in_queue
+from headgate.coordination.runner import RETRY, AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.queue import QUEUE, REPLY_TTL, queue_operation
 from headgate.errors import QueueFull, StoreUnavailable
@@ -160,7 +160,7 @@ class _AnyQueue(Tool):
         self._runner.retry_in_background(undo, self._clock.now() + REPLY_TTL, process)
 
 
-class WaitQueue(_AnyQueue):
+class WaitQueue(_AnyQueue, ThreadTool):
     """A queue that threads and processes share: first in, first out.
 
     name        what is waited for
@@ -205,15 +205,9 @@ class WaitQueue(_AnyQueue):
         """True for an empty queue, too."""
         return True
 
-    def close(self) -> None:
-        """Close the connections, which all tools on this store share; the next call makes new ones."""
-        self._runner.backend.close()
 
-
-class AsyncWaitQueue(_AnyQueue):
+class AsyncWaitQueue(_AnyQueue, AsyncTool):
     """`WaitQueue` for asyncio: the same arguments, the same methods, awaited; ``await queue.size()`` for ``len``."""
-
-    _for_tasks = True
 
     async def enqueue(self, id: str, timeout: float | None = None) -> int:
         """Put *id* at the end, for *timeout* seconds (None: the queue's); returns how many entries are before it.
@@ -245,7 +239,3 @@ class AsyncWaitQueue(_AnyQueue):
     async def size(self) -> int:
         """How many entries wait; those that expired or are dead do not count."""
         return await self._runner.arun(self._size_plan())
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections; without this they are closed when the loop ends."""
-        await self._runner.backend.aclose()

@@ -231,6 +231,24 @@ class Tool:
         return f"<{type(self).__name__} {self._runner!r}>"
 
 
+class ThreadTool(Tool):
+    """A tool that threads call."""
+
+    def close(self) -> None:
+        """Close the connections, which all tools on this store share; the next call makes new ones."""
+        self._runner.backend.close()
+
+
+class AsyncTool(Tool):
+    """A tool whose methods are awaited."""
+
+    _for_tasks = True
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections; without this they are closed when the loop ends."""
+        await self._runner.backend.aclose()
+
+
 class Acquiring(Coroutine[Any, Any, Entered]):
     """A call of asyncio that acquires something: await it, make a task of it, or use it with ``async with``."""
 

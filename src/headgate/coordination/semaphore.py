@@ -22,7 +22,7 @@ from headgate.clock import Clock
 from headgate.coordination.acquisition import Event
 from headgate.coordination.arguments import check_count, check_seconds, check_ttl, deadline_after
 from headgate.coordination.renewal import keep_renewed
-from headgate.coordination.runner import Acquiring, Plan, Ticket, Tool, wait_in_queue
+from headgate.coordination.runner import Acquiring, AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.semaphore_leases import (
     AsyncSemaphoreLease,
     SemaphoreAcquisition,
@@ -91,7 +91,7 @@ class _AnySemaphore(Tool):
         return bool(released)
 
 
-class Semaphore(_AnySemaphore):
+class Semaphore(_AnySemaphore, ThreadTool):
     """A limit on how many callers do something at once, shared by threads and processes.
 
     name      of the semaphore
@@ -124,12 +124,8 @@ class Semaphore(_AnySemaphore):
         """
         return self._runner.run(self._force_release_plan())
 
-    def close(self) -> None:
-        """Close the connections, which all tools on this store share; the next call makes new ones."""
-        self._runner.backend.close()
 
-
-class AsyncSemaphore(_AnySemaphore):
+class AsyncSemaphore(_AnySemaphore, AsyncTool):
     """`Semaphore` for asyncio: the same arguments, the same methods, awaited.
 
     cancel_when_lost  cancel the body of an ``async with`` when its lease is lost; the block raises `LockLost`
@@ -137,8 +133,6 @@ class AsyncSemaphore(_AnySemaphore):
     async with erp.acquire(timeout=10.0, weight=2) as lease:
         await call()
     """
-
-    _for_tasks = True
 
     def __init__(
         self,
@@ -171,7 +165,3 @@ class AsyncSemaphore(_AnySemaphore):
     async def force_release(self) -> bool:
         """End all leases, for an operator; False if there is none. See `Semaphore.force_release`."""
         return await self._runner.arun(self._force_release_plan())
-
-    async def aclose(self) -> None:
-        """Close this event loop's connections; without this they are closed when the loop ends."""
-        await self._runner.backend.aclose()

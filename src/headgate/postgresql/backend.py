@@ -24,18 +24,11 @@ if TYPE_CHECKING:
 class RuleOnPostgres(RuleOnServer):
     """What both backends share."""
 
-    store_errors = (OSError, ServerError)
-    unsent = NotConnected
+    store_errors, refusals, unsent = (OSError, ServerError), ServerError, NotConnected
 
     def __init__(self, store: PostgreSQLStore, rule: Rule, on_store_error: str) -> None:
         super().__init__(store, rule, on_store_error)
         self.script: LimiterStatements = LimiterStatements(rule, store.hash_keys)
-
-    def refused(self, error: Exception) -> bool:
-        return isinstance(error, ServerError)
-
-    def may_have_run(self, error: Exception) -> bool:
-        return not isinstance(error, ServerError | NotConnected)
 
 
 class PostgresBackend(RuleOnPostgres, RuleForThreads):

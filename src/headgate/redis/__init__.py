@@ -1,6 +1,5 @@
 """Calls of scripts on a Redis, from threads and from event loops.
 
-backend.py       one rule of a limiter: its calls ask Redis, or the fallback when Redis fails
 script.py        the Lua of a limiter, commands as bytes, and the Cluster slot of a key
 joint.py         the Lua of several limiters at once
 execute.py       how a call is made: breaker, server, retries; a plan (see `headgate._plan`) that the executors drive

@@ -2,7 +2,7 @@
 
 server.py                the main process: starts the workers and replaces dead ones
 app.py                   one worker: its routes, and what it does once a second
-rsgi.py                  what granian hands to a handler, and what a handler gives back
+rsgi.py                  what granian hands to a handler, what a handler gives back, and the error that ends a request
 
 listeners.py             TCP ports of a worker beside HTTP
 certificates.py          their certificates, from files
@@ -21,7 +21,6 @@ keyed_rule.py            what every rule has: parts of its key, exempt clients, 
 concurrency_rules.py     rules that limit concurrency: slots on lease
 hybrid_rules.py          the limiters of hybrid rules: kept across reloads, counted, given back
 responses.py             from a decision to the counters, and to the response with its headers
-problem.py               an error that ends a request
 model.py                 the JSON of checks and answers
 tokens.py                bearer tokens with scopes
 
@@ -40,8 +39,7 @@ rls_messages.py          the messages of Envoy's rate-limit service
 protobuf.py              the wire format of protocol buffers
 
 settings.py              the settings: types, and checks that types cannot express
-concurrency_settings.py  concurrency in the settings, and what it can be used with
-hybrid_settings.py       hybrid rules in the settings, and what leases can serve
+lease_settings.py        hybrid and concurrency in the settings, and what they can be used with
 environment.py           settings from the environment and the command line
 files.py                 settings from a file, TOML or YAML; errors name the line
 reloads.py               settings read again when a file changes

@@ -37,18 +37,17 @@ from headgate.service.event_log import OutageLog
 from headgate.service.events import DeniedKeys
 from headgate.service.files import LastGoodConfig, Sources
 from headgate.service.hybrid_rules import HybridLimiters
-from headgate.service.hybrid_settings import rule_refusal
+from headgate.service.lease_settings import rule_refusal
 from headgate.service.listeners import Listener, close_listeners, open_listeners
 from headgate.service.logs import configure, hide_quoted, masked
 from headgate.service.paced import PacedChecks
-from headgate.service.problem import HTTPError
 from headgate.service.redis_figures import RedisFigures
 from headgate.service.reloads import Reloads
 from headgate.service.reports import make_report
 from headgate.service.request import BodyReader
 from headgate.service.resolve import RequestClientIP
 from headgate.service.responses import Delivery
-from headgate.service.rsgi import HTTPProtocol, Response, Scope, check_framing, request_id_of
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope, check_framing, request_id_of
 from headgate.service.rule_minutes import RuleMinutes, this_minute
 from headgate.service.rules import CompiledRule, RuleSet
 from headgate.service.settings import Settings

@@ -23,10 +23,9 @@ from headgate.rule import check_permits
 from headgate.service import responses
 from headgate.service.checks import FORM
 from headgate.service.model import BATCH, Answer, Check, Checks
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_json, parse_query, quoted_names, refuse_duplicates
 from headgate.service.resolve import resolve_request
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 from headgate.service.rules import Charge, CompiledRule
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from headgate.rule import check_permits
 from headgate.service import slots
 from headgate.service.event_log import log_reset
 from headgate.service.model import WaitingCheck
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_integer, parse_permits, parse_query, query_and_body
 from headgate.service.resolve import keys_to_reset, resolve_request
 from headgate.service.responses import (
@@ -30,7 +29,7 @@ from headgate.service.responses import (
     record,
     store_unavailable,
 )
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 from headgate.service.rules import Charge, CompiledRule
 from headgate.service.tokens import digest_in
 

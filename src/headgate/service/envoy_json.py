@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from headgate.errors import StoreUnavailable
 from headgate.service.envoy_limits import BadRateLimitRequest
 from headgate.service.envoy_settings import UNITS
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_query
 from headgate.service.rls_messages import (
     MAX_DESCRIPTORS,
@@ -25,7 +24,7 @@ from headgate.service.rls_messages import (
     RateLimitRequest,
     RateLimitResponse,
 )
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 
 if TYPE_CHECKING:
     from headgate.service.app import App

@@ -15,7 +15,6 @@ from headgate.service import doors, hybrid_rules
 from headgate.service import shared_counters as c
 from headgate.service.busy_keys import rows_for_page
 from headgate.service.health import store_kind
-from headgate.service.problem import HTTPError
 from headgate.service.redis_figures import rows_for_people
 from headgate.service.reports import (
     SHOWN_KEYS,
@@ -25,7 +24,7 @@ from headgate.service.reports import (
     merge_denied,
     read_reports,
 )
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 from headgate.service.settings import THROTTLE_RULE
 from headgate.stores.base import is_per_process
 

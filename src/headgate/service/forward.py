@@ -15,10 +15,9 @@ from headgate.errors import InvalidKey
 from headgate.keys import check_key, digest
 from headgate.service.checks import take
 from headgate.service.forwarded import UNREADABLE
-from headgate.service.problem import HTTPError
 from headgate.service.resolve import resolve_request
 from headgate.service.responses import as_json, exempt_response
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 from headgate.service.rules import CompiledRule
 from headgate.service.settings import NAME
 from headgate.web.problem import problem

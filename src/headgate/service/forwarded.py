@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headgate.service.problem import HTTPError
-from headgate.service.rsgi import Scope
+from headgate.service.rsgi import HTTPError, Scope
 
 if TYPE_CHECKING:
     from headgate.service.app import State

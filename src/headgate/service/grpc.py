@@ -32,8 +32,8 @@ from headgate.service.grpc_calls import (
 from headgate.service.http2.connection import Http2Connection
 from headgate.service.http2.frames import INTERNAL_ERROR
 from headgate.service.http2.request_head import RequestHead
-from headgate.service.problem import HTTPError
 from headgate.service.rls_messages import RateLimitRequest, RateLimitResponse, encode_response
+from headgate.service.rsgi import HTTPError
 from headgate.service.shared_counters import PROBLEMS, STOPPING
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from headgate.hybrid.limiter import AsyncHybridLimiter, Stats
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule
 from headgate.service import shared_counters as c
-from headgate.service.hybrid_settings import Accuracy
+from headgate.service.lease_settings import Accuracy
 from headgate.stores.base import LeaseStore, Store, kind_of
 
 SHOWN_ROWS = 20

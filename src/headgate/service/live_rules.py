@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_query
-from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope, json_response
 from headgate.service.rule_minutes import MINUTES, RuleHour, this_minute
 from headgate.service.settings import DEFAULT_BUCKET, DEFAULT_WINDOW, THROTTLE_RULE, Quotas, RuleSettings, Settings
 

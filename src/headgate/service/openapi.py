@@ -37,8 +37,7 @@ from headgate.service.openapi_parts import (
     without_bodies,
     without_null,
 )
-from headgate.service.problem import Problem
-from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
+from headgate.service.rsgi import HTTPProtocol, Problem, Response, Scope, json_response
 
 if TYPE_CHECKING:
     from headgate.service.app import App, State
@@ -99,6 +98,7 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
     asked = {**allowed, "429": refused, **problems(400, 401, 403, 404, 503)}
     to_403 = {**allowed, "403": refused, **problems(400, 401, 404, 503)}
     named = [rule_in_path(schemas["Check"])]
+    told = {"200": found, **problems(400, 401, 403, 414, 503)}
     return {
         "/api/v1/rate-limit/check": {
             "get": operation("check", "Spend permits", check, query, tag="limits"),
@@ -110,22 +110,10 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
             ),
         },
         "/api/v1/rate-limit/remaining": {
-            "get": operation(
-                "remaining",
-                "What is left, nothing spent",
-                {"200": found, **problems(400, 401, 403, 414, 503)},
-                looking,
-                tag="limits",
-            )
+            "get": operation("remaining", "What is left, nothing spent", told, looking, tag="limits")
         },
         "/api/v1/rate-limit/reset": {
-            "delete": operation(
-                "reset",
-                "Forget a key (scope admin)",
-                {"200": found, **problems(400, 401, 403, 414, 503)},
-                resetting,
-                tag="limits",
-            )
+            "delete": operation("reset", "Forget a key (scope admin)", told, resetting, tag="limits")
         },
         "/api/v1/rate-limit/check/batch": {
             "post": operation(

@@ -14,9 +14,8 @@ from headgate.algorithms import ALGORITHMS
 from headgate.decision import Decision
 from headgate.limiter import Limiter
 from headgate.quota import Quota
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_integer, parse_json, parse_query
-from headgate.service.rsgi import HTTPProtocol, Response, Scope, json_response
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope, json_response
 from headgate.stores.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from headgate.errors import StoreUnavailable
 from headgate.service.event_log import log_rules
 from headgate.service.files import FileWatch, LastGoodConfig, Sources, Stamp
 from headgate.service.listeners import renew_certificates
-from headgate.service.problem import HTTPError
+from headgate.service.rsgi import HTTPError
 from headgate.service.settings import PORTS, BadFile, Settings
 from headgate.service.shared_counters import RELOAD_OK, RELOADED_AT, RELOADS, RELOADS_FAILED
 from headgate.service.store import CONNECTION_SETTINGS

@@ -11,8 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from headgate.service.problem import HTTPError
-from headgate.service.rsgi import HTTPProtocol, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Scope
 
 MAX_QUERY = 8192  # characters: ten times what the longest key takes with every byte of it encoded
 MAX_BODY = 1 << 20  # bytes; a batch of 1,000 checks with the longest keys, all of it escaped, fits

@@ -10,8 +10,7 @@ from headgate.keys import check_key
 from headgate.service.concurrency_rules import ConcurrencyRule
 from headgate.service.forwarded import PARTS, forwarded_part
 from headgate.service.keyed_rule import KeyedRule
-from headgate.service.problem import HTTPError
-from headgate.service.rsgi import RequestHeaders, Scope
+from headgate.service.rsgi import HTTPError, RequestHeaders, Scope
 from headgate.service.rules import CompiledRule
 from headgate.web.client_ip import ClientIP, IPAddress
 

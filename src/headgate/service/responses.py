@@ -15,8 +15,7 @@ import msgspec
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, StoreUnavailable
 from headgate.keys import check_key
-from headgate.service.problem import HTTPError
-from headgate.service.rsgi import HTTPProtocol, Response
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response
 from headgate.service.rules import Charge, CompiledRule
 from headgate.service.shared_counters import (
     ALLOWED,

@@ -1,4 +1,4 @@
-"""What granian hands to a handler (RSGI), and what a handler gives back."""
+"""What granian hands to a handler (RSGI), what a handler gives back, and the error that ends a request."""
 
 from __future__ import annotations
 
@@ -8,10 +8,28 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headgate.service.problem import HTTPError
-
 Headers = list[tuple[str, str]]
 Response = tuple[int, Headers, str | bytes]
+
+
+class Problem(msgspec.Struct):
+    """The body of an error, as `headgate.web.problem` writes it."""
+
+    title: str
+    status: int
+    detail: str
+    type: str = "about:blank"
+    requestId: str = ""  # noqa: N815  # a name on the wire
+
+
+class HTTPError(Exception):
+    """Ends a request with a problem as its response; *headers* are added to the response's own."""
+
+    def __init__(self, status: int, detail: str, *headers: tuple[str, str]) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = headers
 
 
 class RequestHeaders(Protocol):
@@ -23,16 +41,12 @@ class RequestHeaders(Protocol):
 class Scope(Protocol):
     """A request without its body."""
 
-    @property
-    def client(self) -> str: ...
-    @property
-    def http_version(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def query_string(self) -> str: ...
+    client: str
+    http_version: str
+    method: str
+    path: str
+    query_string: str
+
     @property
     def headers(self) -> RequestHeaders: ...
 

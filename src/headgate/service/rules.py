@@ -17,9 +17,9 @@ from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import check_algorithm
 from headgate.service.concurrency_rules import ACQUIRE, ConcurrencyRule, open_slots
 from headgate.service.hybrid_rules import HybridLimiters
-from headgate.service.hybrid_settings import LEASED, accuracy_of
 from headgate.service.keyed_rule import KeyedRule
-from headgate.service.problem import HTTPError
+from headgate.service.lease_settings import LEASED, accuracy_of
+from headgate.service.rsgi import HTTPError
 from headgate.service.settings import Quotas, RuleSettings, Settings, quota_overrides, quotas_for, resolve_plan
 from headgate.service.shared_counters import SharedCounters
 from headgate.stores.base import Store, is_in_process

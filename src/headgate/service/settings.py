@@ -16,12 +16,6 @@ from msgspec import Meta
 from headgate.algorithms import ALGORITHMS
 from headgate.quota import Quota
 from headgate.rule import POLICIES, Rule
-from headgate.service.concurrency_settings import (
-    Concurrency,
-    LeaseSeconds,
-    concurrency_problems,
-    concurrency_store_refusal,
-)
 from headgate.service.envoy_settings import (
     Counting,
     EnvoyRuleSettings,
@@ -30,7 +24,16 @@ from headgate.service.envoy_settings import (
     grpc_problems,
     problems,
 )
-from headgate.service.hybrid_settings import Accuracy, HybridSettings, rule_refusal, store_refusal
+from headgate.service.lease_settings import (
+    Accuracy,
+    Concurrency,
+    HybridSettings,
+    LeaseSeconds,
+    concurrency_problems,
+    concurrency_store_refusal,
+    rule_refusal,
+    store_refusal,
+)
 from headgate.stores.base import SCHEMES, scheme_of
 from headgate.web.client_ip import parse_network
 

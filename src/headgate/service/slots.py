@@ -21,11 +21,10 @@ from headgate.rule import check_permits
 from headgate.service.concurrency_rules import ConcurrencyRule, MaybeDone, SlotReply
 from headgate.service.event_log import log_reset
 from headgate.service.model import LEASE_ID, LeaseAnswer, SlotAnswer, SlotLease, SlotRequest
-from headgate.service.problem import HTTPError
 from headgate.service.request import parse_permits, parse_query, query_and_body
 from headgate.service.resolve import resolve_slots, slots_to_reset
 from headgate.service.responses import record, store_unavailable
-from headgate.service.rsgi import HTTPProtocol, Response, Scope
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
 from headgate.service.shared_counters import RELEASED
 from headgate.service.tokens import digest_in
 

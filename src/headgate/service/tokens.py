@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headgate.service.environment import PREFIX
-from headgate.service.problem import HTTPError
-from headgate.service.rsgi import RequestHeaders
+from headgate.service.rsgi import HTTPError, RequestHeaders
 from headgate.service.settings import SCOPES, BadFile, Settings
 
 IMPLIED = {"check": frozenset({"check", "read"}), "read": frozenset({"read"}), "admin": frozenset(SCOPES)}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from time import monotonic, time
 from typing import Any, Unpack
 
-from headgate._plan import arun, run
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.postgresql import schema
 from headgate.postgresql.async_client import PostgresTasks, connect
@@ -21,9 +18,9 @@ from headgate.postgresql.statements import JointStatements
 from headgate.postgresql.sync_client import PostgresThreads, wait_for
 from headgate.postgresql.url import PostgresOptions, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import Health, StoreCheck, StoreOptions
+from headgate.stores.base import Health, StoreOptions
 from headgate.stores.batching import ServerTimeout
-from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.stores.remote_joint import JointScripts
 from headgate.stores.remote_store import StoreOnServer
 
 HEALTH_TIMEOUT = 1.0  # seconds for the whole check
@@ -60,7 +57,7 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
             raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
         self.hash_keys = hash_keys
         self.clock = clock
-        self._joint = JointScripts(JointStatements)
+        self.joint_scripts = JointScripts(JointStatements)
         super().__init__()
 
     @classmethod
@@ -84,16 +81,6 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
     def partition(self, key: str) -> int:
         """All keys are in one database."""
         return 0
-
-    def take_all(self, checks: Sequence[StoreCheck[PostgresBackend]]) -> list[Decision]:
-        """Spend all *checks* or none, in one statement."""
-        executor = self.sync_executor()
-        return run(take_all(self._joint, executor, checks), executor.answer)
-
-    async def take_all_async(self, checks: Sequence[StoreCheck[AsyncPostgresBackend]]) -> list[Decision]:
-        """The same for asyncio; calls that are awaited at the same time share a statement."""
-        executor = self.async_executor()
-        return await arun(take_all(self._joint, executor, checks), executor.answer)
 
     def schema_sql(self) -> str:
         """The statements by which `migrate` makes tables and functions."""
@@ -167,8 +154,7 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
                     seen = _unhealthy(error)
                 finally:
                     connection.close()
-                self._health = dataclasses.replace(seen, connections=_counts(self._sync_executor))
-                self._health_at = monotonic()
+                self._health = self._keep_health(seen, self._sync_executor)
             return self._health
 
     async def _examine(self) -> Health:
@@ -181,8 +167,10 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
             seen = _unhealthy(error)
         finally:
             connection.close()
-        self._health = dataclasses.replace(seen, connections=_counts(self._latest_executor))
-        self._health_at = monotonic()
+        return self._keep_health(seen, self._latest_executor)
+
+    def _keep_health(self, seen: Health, executor: PostgresThreads | PostgresTasks | None) -> Health:
+        self._health, self._health_at = dataclasses.replace(seen, connections=_counts(executor)), monotonic()
         return self._health
 
     def _questions(self, connection: PostgresConnection) -> Waiting:

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import redis
 import redis.asyncio
+from redis.exceptions import RedisError, ResponseError
 
-from headgate._plan import arun, run
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
-from headgate.redis.backend import AsyncRedisBackend, RedisBackend
 from headgate.redis.health import HEALTH_TIMEOUT
 from headgate.redis.joint import JointScript
-from headgate.redis.script import slot_of, tag_function
+from headgate.redis.script import LimiterScript, slot_of, tag_function
 from headgate.redis.servers import ServerFigures
 from headgate.redis.sync_client import SyncExecutor
+from headgate.redis.topology import Unreached
 from headgate.redis.url import MIN_CONNECTIONS, RedisOptions, RedisURL, parse_url
 from headgate.rule import Rule
-from headgate.stores.base import Health, StoreCheck, StoreOptions
-from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.stores.base import Health, StoreOptions
+from headgate.stores.remote import RuleForTasks, RuleForThreads, RuleOnServer
+from headgate.stores.remote_joint import JointScripts
 from headgate.stores.remote_store import StoreOnServer
 
 if TYPE_CHECKING:
@@ -33,6 +32,24 @@ if TYPE_CHECKING:
     from headgate.hybrid.redis_leases import RedisLeases
 
 Client = redis.Redis | redis.asyncio.Redis
+
+
+class RuleOnRedis(RuleOnServer):
+    """What both backends share: the rule's script, and what the errors of redis-py mean for a call."""
+
+    store_errors, refusals, unsent = (RedisError, OSError), ResponseError, Unreached
+
+    def __init__(self, store: RedisStore, rule: Rule, on_store_error: str) -> None:
+        super().__init__(store, rule, on_store_error)
+        self.script: LimiterScript = LimiterScript(rule, store.prefix, store.hash_keys, store.clock)
+
+
+class RedisBackend(RuleOnRedis, RuleForThreads):
+    """One rule on one Redis, for threads."""
+
+
+class AsyncRedisBackend(RuleOnRedis, RuleForTasks):
+    """One rule on one Redis, for asyncio."""
 
 
 class RedisStore(StoreOnServer[SyncExecutor, AsyncExecutor]):
@@ -73,7 +90,7 @@ class RedisStore(StoreOnServer[SyncExecutor, AsyncExecutor]):
         self.hash_keys = hash_keys
         self.clock = clock
         self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
-        self._joint_scripts = JointScripts(lambda parts: JointScript(parts, clock))
+        self.joint_scripts = JointScripts(lambda parts: JointScript(parts, clock))
         self._health_executor: SyncExecutor | None = None
         super().__init__()
 
@@ -99,16 +116,6 @@ class RedisStore(StoreOnServer[SyncExecutor, AsyncExecutor]):
     def partition(self, key: str) -> int:
         """The Cluster slot of a client's key."""
         return slot_of(tag_function(self.hash_keys)(key))
-
-    def take_all(self, checks: Sequence[StoreCheck[RedisBackend]]) -> list[Decision]:
-        """Spend all *checks* or none, in one script and one round trip; in a Cluster their keys share a slot."""
-        executor = self.sync_executor()
-        return run(take_all(self._joint_scripts, executor, checks), executor.answer)
-
-    async def take_all_async(self, checks: Sequence[StoreCheck[AsyncRedisBackend]]) -> list[Decision]:
-        """The same for asyncio; calls that are awaited at the same time share a round trip."""
-        executor = self.async_executor()
-        return await arun(take_all(self._joint_scripts, executor, checks), executor.answer)
 
     def leases(self) -> RedisLeases:
         """What keeps the leases of `HybridLimiter` here."""

@@ -45,6 +45,10 @@ class ServerExecutor(Protocol):
         """The reply to *call*; raises at once while the breaker is open. *time_limit*: None for the time-out."""
         ...
 
+    def answer(self, request: Any) -> Any:
+        """Do what the plan requests; to be awaited in an event loop."""
+        ...
+
     def breakers(self) -> list[Breaker]: ...
 
 
@@ -65,6 +69,7 @@ class RuleOnServer:
 
     in_process = False
     store_errors: tuple[type[Exception], ...] = (OSError,)  # of a call, all of which `on_store_error` answers
+    refusals: type[Exception] = OSError  # those with which the server answered
     unsent: type[Exception] = ConnectionError  # those of a call that never left this process
 
     def __init__(self, store: ServerStore, rule: Rule, on_store_error: str) -> None:
@@ -76,11 +81,11 @@ class RuleOnServer:
 
     def refused(self, error: Exception) -> bool:
         """Whether the server answered, with an error."""
-        raise NotImplementedError
+        return isinstance(error, self.refusals)
 
     def may_have_run(self, error: Exception) -> bool:
         """Whether the server may have run the call although no reply came."""
-        raise NotImplementedError
+        return not isinstance(error, (self.refusals, self.unsent))
 
     def with_timeout(self, seconds: float) -> Self:
         """The same backend with *seconds* for a call, if that is less than the store's time-out."""

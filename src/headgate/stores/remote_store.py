@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from time import monotonic
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from headgate._lifecycle import renew_after_fork
-from headgate.stores.base import NO_PICKLE, Health
+from headgate._plan import arun, run
+from headgate.decision import Decision
+from headgate.stores.base import NO_PICKLE, Health, StoreCheck
+from headgate.stores.remote import ServerExecutor
+from headgate.stores.remote_joint import JointScripts, take_all
 
 
-class TaskExecutor(Protocol):
+class TaskExecutor(ServerExecutor, Protocol):
     """What makes calls from one event loop."""
 
     loop: asyncio.AbstractEventLoop
@@ -23,12 +28,14 @@ class TaskExecutor(Protocol):
     async def aclose(self) -> None: ...
 
 
-Threads = TypeVar("Threads")
+Threads = TypeVar("Threads", bound=ServerExecutor)
 Tasks = TypeVar("Tasks", bound=TaskExecutor)
 
 
 class StoreOnServer(Generic[Threads, Tasks]):
     """Thread-safe; usable in the child of a fork."""
+
+    joint_scripts: JointScripts[Any]
 
     def __init__(self) -> None:
         self._sync_executor: Threads | None = None
@@ -85,6 +92,16 @@ class StoreOnServer(Generic[Threads, Tasks]):
                 executor.close_with_loop()
             self._latest_executor = executor
         return executor
+
+    def take_all(self, checks: Sequence[StoreCheck[Any]]) -> list[Decision]:
+        """Spend all *checks* or none, in one call to the server; in a Cluster their keys share a slot."""
+        executor = self.sync_executor()
+        return run(take_all(self.joint_scripts, executor, checks), executor.answer)
+
+    async def take_all_async(self, checks: Sequence[StoreCheck[Any]]) -> list[Decision]:
+        """The same for asyncio; calls that are awaited at the same time share a round trip."""
+        executor = self.async_executor()
+        return await arun(take_all(self.joint_scripts, executor, checks), executor.answer)
 
     def latest_executor(self) -> Tasks | None:
         """The running event loop's executor, or that of the last event loop that had one."""

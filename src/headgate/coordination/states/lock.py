@@ -21,7 +21,7 @@ remembered with an equals sign: repeated, it must not evict the next holder.
 from __future__ import annotations
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.states.machine import StateMachine, drop_expired
+from headgate.coordination.states.machine import StateMachine, drop_expired, lua_of_released, remember
 
 FENCE_TTL = 7 * 86_400_000  # milliseconds that the last fence is kept after the last acquisition or renewal
 RELEASED_TTL = 600 * MICROSECONDS  # how long a released owner is remembered
@@ -33,16 +33,7 @@ LUA = f"""
 local lock, counter, released = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl, replaces = ARGV[3], ARGV[4], ARGV[5]
 local holder = redis.call('GET', lock)
-
-local function was_released(id) return tonumber(redis.call('ZSCORE', released, id) or 0) > now end
-
-local function remember(id)
-  redis.call('ZREMRANGEBYSCORE', released, '-inf', format_int(now))
-  redis.call('ZADD', released, format_int(now + {RELEASED_TTL}), id)
-  redis.call('ZREMRANGEBYRANK', released, 0, -{MAX_RELEASED + 1})
-  redis.call('PEXPIRE', released, {RELEASED_TTL // 1000})
-end
-
+{lua_of_released(RELEASED_TTL, MAX_RELEASED)}
 local function free()
   redis.call('DEL', lock)
   redis.pcall('PUBLISH', lock, '')
@@ -148,10 +139,7 @@ class LockState:
         return not (self.holder or self.released) and now > self.last  # a new state starts with a fence of now
 
     def _remember(self, id: str, now: int) -> None:
-        self.released.pop(id, None)  # put in again, it is the newest
-        self.released[id] = now + RELEASED_TTL
-        if len(self.released) > MAX_RELEASED:
-            del self.released[next(iter(self.released))]
+        remember(self.released, id, now + RELEASED_TTL, MAX_RELEASED)
 
     def _expire(self, now: int) -> None:
         if now >= self.until:

@@ -27,6 +27,20 @@ local function format_int(number) return string.format('%.0f', number) end
 """
 
 
+def lua_of_released(ttl: int, most: int) -> str:
+    """Lua that keeps released ids for *ttl* microseconds in the Sorted Set `released`, the latest *most* of them."""
+    return f"""
+local function was_released(id) return tonumber(redis.call('ZSCORE', released, id) or 0) > now end
+
+local function remember(id)
+  redis.call('ZREMRANGEBYSCORE', released, '-inf', format_int(now))
+  redis.call('ZADD', released, format_int(now + {ttl}), id)
+  redis.call('ZREMRANGEBYRANK', released, 0, -{most + 1})
+  redis.call('PEXPIRE', released, {ttl // 1000})
+end
+"""
+
+
 @dataclass(frozen=True)
 class StateMachine:
     """The operations on one kind of state: *lua* is a script for Redis; *state* is a class with a method for each."""
@@ -66,6 +80,14 @@ def wake_waiters(waiters: WaiterQueue, channel: str, operation: Operation, reply
 def entry_channel(channel: str, id: str) -> str:
     """The channel of the waiters for the queue entry *id*; without an id, of those for the whole state."""
     return f"{channel}\n{id}" if id else channel  # no name contains a line feed
+
+
+def remember(released: dict[str, int], id: str, until: int, most: int) -> None:
+    """The twin of `lua_of_released`: keep *id* until that time, and at *most* so many ids, the latest."""
+    released.pop(id, None)  # put in again, it is the newest
+    released[id] = until
+    if len(released) > most:
+        del released[next(iter(released))]
 
 
 def drop_expired(times: dict[str, int], now: int) -> list[str]:

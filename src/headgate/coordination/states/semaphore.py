@@ -33,7 +33,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.states.machine import StateMachine, drop_expired
+from headgate.coordination.states.machine import StateMachine, drop_expired, lua_of_released, remember
 
 RELEASED_TTL = 60 * MICROSECONDS  # how long a released id is remembered
 MAX_RELEASED = 1000  # released ids that are remembered; the oldest are forgotten first
@@ -69,16 +69,7 @@ local function first_end()
   local first = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')[2]
   return first and first - now or -1
 end
-
-local function is_known(mark) return tonumber(redis.call('ZSCORE', released, mark) or 0) > now end
-
-local function remember(mark)
-  redis.call('ZREMRANGEBYSCORE', released, '-inf', format_int(now))
-  redis.call('ZADD', released, format_int(now + {RELEASED_TTL}), mark)
-  redis.call('ZREMRANGEBYRANK', released, 0, -{MAX_RELEASED + 1})
-  redis.call('PEXPIRE', released, {RELEASED_TTL // 1000})
-end
-
+{lua_of_released(RELEASED_TTL, MAX_RELEASED)}
 local function hold()
   redis.call('ZADD', leases, format_int(now + lease), id)
   local last_end = redis.call('ZRANGE', leases, -1, -1, 'WITHSCORES')[2]
@@ -121,7 +112,7 @@ end
 local held = redis.call('ZSCORE', leases, id)
 
 if op == 'acquire' then
-  if is_known('r' .. id) or is_known('n' .. id) then return {{-1, used(), 0}} end
+  if was_released('r' .. id) or was_released('n' .. id) then return {{-1, used(), 0}} end
   if not held then
     if not has_room() then return {{0, used(), first_end()}} end
     if weight > 1 then
@@ -134,7 +125,7 @@ if op == 'acquire' then
 end
 
 if op == 'claim' then
-  if is_known('r' .. id) or is_known('n' .. id) then return {{-1, used(), 0, 0}} end
+  if was_released('r' .. id) or was_released('n' .. id) then return {{-1, used(), 0, 0}} end
   local queued = asked_weight(id)
   if not queued then leave_queue(id) end
   local kept = redis.call('HGET', last, 'limit')
@@ -187,7 +178,7 @@ if op == 'renew' then
 end
 
 if op == 'release' then
-  if is_known('r' .. id) then return {{1, used()}} end
+  if was_released('r' .. id) then return {{1, used()}} end
   remember((held and 'r' or 'n') .. id)
   local waited = leave_queue(id)
   if held then
@@ -199,8 +190,8 @@ if op == 'release' then
 end
 
 if op == 'evict' then
-  if is_known('e' .. id) then return {{1, used()}} end
-  if is_known('f' .. id) then return {{0, used()}} end
+  if was_released('e' .. id) then return {{1, used()}} end
+  if was_released('f' .. id) then return {{0, used()}} end
   local any = count() > 0
   remember((any and 'e' or 'f') .. id)
   redis.call('DEL', leases, extras)
@@ -364,10 +355,7 @@ class SemaphoreState:
         return id in self.leases and self.leases[id].until == until
 
     def _remember(self, mark: str, now: int) -> None:
-        self.released.pop(mark, None)  # put in again, it is the newest
-        self.released[mark] = now + RELEASED_TTL
-        if len(self.released) > MAX_RELEASED:
-            del self.released[next(iter(self.released))]
+        remember(self.released, mark, now + RELEASED_TTL, MAX_RELEASED)
 
     def _expire(self, now: int) -> None:
         while self.ends and self.ends[0][0] <= now:

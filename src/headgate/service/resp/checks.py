@@ -13,12 +13,12 @@ from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
 from headgate.service.checks import reset_key
 from headgate.service.event_log import log_reset
-from headgate.service.problem import HTTPError
 from headgate.service.resolve import keys_to_reset, resolve_request
 from headgate.service.resp import slots
 from headgate.service.resp.replies import LaterReply, key_text, now_or_later, parse_words
 from headgate.service.resp.wire import OK, Command, error, integers
 from headgate.service.responses import bad_check, record, store_unavailable
+from headgate.service.rsgi import HTTPError
 from headgate.service.rules import CompiledRule
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from headgate.service.problem import HTTPError
 from headgate.service.resp.commands import AT_ONCE, find
 from headgate.service.resp.replies import CommandScope, LaterReply
 from headgate.service.resp.session import RespClient
 from headgate.service.resp.throttle import ThrottleLimits
 from headgate.service.resp.wire import Command, error, parse
+from headgate.service.rsgi import HTTPError
 from headgate.service.shared_counters import PROBLEMS
 
 if TYPE_CHECKING:

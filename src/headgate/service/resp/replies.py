@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
-from headgate.service.problem import HTTPError
 from headgate.service.resp.wire import Command
+from headgate.service.rsgi import HTTPError
 
 if TYPE_CHECKING:
     from headgate.service.resp.connection import RespConnection

@@ -13,10 +13,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from headgate.service.concurrency_rules import ConcurrencyRule
-from headgate.service.problem import HTTPError
 from headgate.service.resolve import resolve_slots, slots_to_reset
 from headgate.service.resp.replies import LaterReply, key_text, now_or_later, parse_words
 from headgate.service.resp.wire import OK, Command, encode, integers
+from headgate.service.rsgi import HTTPError
 from headgate.service.slots import (
     check_lease_id,
     free_slots,

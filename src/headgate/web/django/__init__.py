@@ -13,9 +13,8 @@ throttles.py       what the throttles of both share
 settings.py        the setting HEADGATE
 limits.py          the limits of a project, and one request
 sources.py         what may be written as a key or as a rate
-answers.py         what a client gets that was refused
+answers.py         what a client gets that was refused, and the signal rate_limited
 views.py           which limits a view has
-signals.py         rate_limited
 apps.py            the application for INSTALLED_APPS
 checks.py          system checks
 management/        manage.py headgate
@@ -29,10 +28,9 @@ if find_spec("django") is None:
     raise ImportError("headgate.web.django needs Django: pip install 'headgate[django]'")
 
 if TYPE_CHECKING:
-    from headgate.web.django.answers import Ratelimited, raise_ratelimited
+    from headgate.web.django.answers import Ratelimited, raise_ratelimited, rate_limited
     from headgate.web.django.decorators import ratelimit
     from headgate.web.django.middleware import RateLimitMiddleware
-    from headgate.web.django.signals import rate_limited
     from headgate.web.django.usage import aget_usage, ais_ratelimited, get_usage, is_ratelimited
 
 __all__ = [
@@ -51,7 +49,7 @@ _MODULES = {
     "RateLimitMiddleware": "middleware",
     "Ratelimited": "answers",
     "raise_ratelimited": "answers",
-    "rate_limited": "signals",
+    "rate_limited": "answers",
     "ratelimit": "decorators",
     "get_usage": "usage",
     "is_ratelimited": "usage",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import PermissionDenied
+from django.dispatch import Signal
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.template import TemplateDoesNotExist, loader
@@ -15,13 +16,13 @@ from django.urls import get_resolver
 from django.urls.utils import get_callable
 
 from headgate.decision import Decision
-from headgate.web.django.signals import rate_limited
 from headgate.web.headers import denial_headers, retry_seconds
 
 if TYPE_CHECKING:
     from headgate.web.django.limits import DjangoExchange, DjangoRateLimits
 
 TEMPLATE = "429.html"
+rate_limited = Signal()  # sent with a `request` and a `decision` when a limit refuses, also one with `block=False`
 
 
 class Ratelimited(PermissionDenied):
