@@ -29,7 +29,7 @@ if limiter.try_acquire("user:123"):
 # postgresql/      how PostgreSQL is asked
 # hybrid/          HybridLimiter
 # simulate/        fleets of hybrid limiters, simulated
-# coordination/    lock, circuit breaker, pool, queue
+# coordination/    lock, semaphore, circuit breaker, pool, queue
 # clients/         httpx and requests with a pool
 # web/             headgate in web frameworks
 # limits/          storages and strategies for the library limits

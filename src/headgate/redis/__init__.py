@@ -2,7 +2,7 @@
 
 script.py        the Lua of a limiter, commands as bytes, and the Cluster slot of a key
 joint.py         the Lua of several limiters at once
-execute.py       how a call is made: breaker, server, retries; a plan (see `headgate._plan`) that the executors drive
+execute.py       how a call is made: breaker, server, retries, MOVED and ASK; a plan that executors drive
 sync_client.py   SyncExecutor and its connections, for threads
 shared_trips.py  SharedTrips: threads that ask a server at the same moment share a trip
 async_client.py  AsyncExecutor, for an event loop

@@ -1,7 +1,7 @@
 """headgate in web frameworks: one object says what an application limits, with the same arguments in each of them.
 
 asgi.py       any ASGI application, and what the frameworks on ASGI share
-wsgi.py       any WSGI application, and what Flask shares with it
+wsgi.py       any WSGI application, and what the frameworks on WSGI share (Flask)
 flask.py      Flask: views, class-based views and blueprints
 quart.py      Quart: the same, and WebSockets
 views.py      what Flask and Quart share
