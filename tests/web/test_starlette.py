@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 from headgate.web.asgi import RateLimitMiddleware, Receive, Scope, Send
 from headgate.web.limit import SetupError
 from headgate.web.starlette import RateLimits
-from tests.support.asgi import at_once, fetch, statuses, websocket
+from tests.support.asgi import at_once, client, fetch, statuses, websocket
 from tests.support.servers import Server
 
 
@@ -81,6 +81,27 @@ async def test_exact_on_redis(kind: Any, redis_server: Server) -> None:
     app = application(limits, Route("/", limits.limit("20/hour", key=lambda request: "all")(kind)))
     assert sorted(await at_once(app, "/", 60)) == [200] * 20 + [429] * 40
     await limits.aclose()
+
+
+STYLES: dict[Any, set[str]] = {
+    "x": {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"},
+    "ietf": {"ratelimit", "ratelimit-policy"},
+    None: set(),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+async def test_first_requests_and_later_ones(style: Any) -> None:
+    """The first requests are looked at for mistakes of the set-up; later ones get the same answers by a shorter way."""
+    limits = RateLimits(headers=style)
+    app = application(limits, Route("/", limits.limit("150/30d")(copy(hello))))
+    async with client(app) as http:
+        answers = [await http.get("/") for _ in range(151)]
+    assert [answer.status_code for answer in answers] == [200] * 150 + [429]
+    for answer in answers:
+        assert {name for name in answer.headers if "ratelimit" in name} == STYLES[style]
+    if style == "x":
+        assert [int(answer.headers["x-ratelimit-remaining"]) for answer in answers] == [*range(149, -1, -1), 0]
 
 
 async def test_stacked_decorators() -> None:
