@@ -767,3 +767,22 @@ def test_exact_under_gunicorn(redis_server: Server, tmp_path: Path) -> None:
         answers = at_once(60, lambda _: httpx.get(url, timeout=60))
     assert sorted(answer.status_code for answer in answers) == [200] * 20 + [429] * 40
     assert {answer.headers["X-RateLimit-Remaining"] for answer in answers} == {str(n) for n in range(20)}
+
+
+@pytest.mark.parametrize("style", ["x", None])
+def test_first_requests_and_later_ones(style: Any) -> None:
+    """The first requests are looked at for mistakes of the set-up; later ones get the same answers by a shorter way."""
+    app = Flask("later")
+    limits = RateLimits(app, headers=style)
+
+    @app.get("/")
+    @limits.limit("150/30d")
+    def root() -> str:
+        return "hello"
+
+    client = app.test_client()
+    answers = [client.get("/") for _ in range(151)]
+    assert [answer.status_code for answer in answers] == [200] * 150 + [429]
+    told = [answer.headers.get("X-RateLimit-Remaining") for answer in answers]
+    assert told == ([*map(str, range(149, -1, -1)), "0"] if style else [None] * 151)
+    assert answers[-1].headers["Retry-After"] and answers[-1].mimetype == "application/problem+json"
