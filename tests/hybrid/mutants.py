@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLEET, TWINS, LEASE = "test_fleet.py", "test_twins.py", "test_lease.py"
 HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py", "test_stats.py"
-SIMULATE = "test_simulate.py"
+SIMULATE, STORES = "test_simulate.py", "test_ledger_stores.py"
 
 
 class Mutant(NamedTuple):
@@ -196,6 +196,28 @@ LUA = [
 ]  # fmt: skip
 
 MUTANTS += [Mutant(f"Lua: {name}", "script.py", old, new, TWINS) for name, old, new in LUA]
+
+SQL = [
+    ("refill ignores what is leased out", "      top := greatest(capacity - s.leased_out * cost, 0);\n      IF now_us", "      top := capacity;\n      IF now_us"),
+    ("an expired lease is refunded", "      s.nodes := s.nodes - z;\n", "      s.nodes := s.nodes - z;\n      free := free + x * cost;\n"),
+    ("a lease is cut short", "CASE WHEN held > 0 THEN greatest(expires, rec.exp) ELSE expires END", "expires"),
+    ("no sequence check", "IF has_record AND asked_seq <= rec.seq THEN", "IF has_record AND asked_seq < 0 THEN"),
+    ("a return is not cut", "greatest(0, least(asked_returned - rec.returned, rec.leased_out - held))", "greatest(0, asked_returned - rec.returned)"),
+    ("a lost grant is not taken back", "        s.leased_out := s.leased_out - rec.granted;\n", ""),
+    ("leases of a ledger that was gone stay", "      DELETE FROM {p}_lease l WHERE l.key = row_key;  -- of a ledger that was gone\n", "      PERFORM 1;\n"),
+    ("a peek burns", "    IF op = {peek} THEN\n", "    IF burned THEN DELETE FROM {p}_lease l WHERE l.key = row_key; END IF;\n    IF op = {peek} THEN\n"),
+    ("rows are not swept", "IF pages > 0 THEN PERFORM", "IF pages < 0 THEN PERFORM"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"SQL: {name}", "ledger_sql.py", old, new, STORES) for name, old, new in SQL]
+
+SHARED = [
+    ("a gone ledger counts", "        if int(gone) <= now:\n", "        if int(gone) <= 0:\n"),
+    ("a peek is written", '            if request.op != "peek":\n', "            if request:\n"),
+    ("the lock stays", "            fcntl.flock(fd, fcntl.LOCK_UN)  # a child", "            return  # a child"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"shared: {name}", "shared_leases.py", old, new, STORES) for name, old, new in SHARED]
 
 
 def mutated(mutant: Mutant, place: Path) -> tuple[Path, str]:

@@ -354,3 +354,20 @@ def test_background_may_end() -> None:
         harness.manager.fail(harness.now, harness.gather(), OSError("away"))
         harness.now += 2 * SECOND
     assert harness.manager.seconds_until_work(harness.now) is None, "it may end"
+
+
+def test_peek_and_a_due_report() -> None:
+    """A report that is due while a caller peeks at its key is sent with a later trip."""
+    harness = ManagerHarness(max_keys=5, policy="allow")
+    harness.wait("x")
+    harness.manager.fail(harness.now, harness.gather(), OSError("down"))
+    lease = harness.limiter.leases["x"]
+    assert lease.debt == 1
+    harness.now += 5 * SECOND
+    harness.wait("y")
+    harness.turn()  # the store is back
+    harness.now = max(harness.now, lease.due)
+    harness.wait("x", "peek")
+    for _ in range(300):
+        harness.turn()
+    assert lease.debt == 0 and harness.ledgers["x"].free < CAPACITY * harness.limiter.cost

@@ -13,7 +13,8 @@ from tests.support.callers import in_threads
 from tests.support.clocks import until
 from tests.support.postgres import PASSWORD, PostgresServer
 
-OURS = ["headgate_log", "headgate_state", "headgate_version"]
+NAMES = ("lease", "ledger", "log", "state", "version")
+OURS = [f"headgate_{name}" for name in NAMES]
 
 
 def migrate(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -45,9 +46,7 @@ def test_prefix(postgres_server: PostgresServer) -> None:
     for prefix in ("one", "two"):
         with Limiter("1/30d", store=postgres_server.url, prefix=prefix, on_store_error="raise") as limiter:
             assert limiter.try_acquire("k") and not limiter.try_acquire("k")
-    assert postgres_server.tables() == [
-        f"{prefix}_{name}" for prefix in ("one", "two") for name in ("log", "state", "version")
-    ]
+    assert postgres_server.tables() == [f"{prefix}_{name}" for prefix in ("one", "two") for name in NAMES]
 
 
 @pytest.mark.parametrize("prefix", ["", "Big", "a-b", "1a", "a" * 41, "a; DROP TABLE x"])
@@ -60,6 +59,7 @@ WRONG = {
     "newer": "CREATE TABLE headgate_version (version integer); INSERT INTO headgate_version VALUES (99)",
     "not ours, a version": "CREATE TABLE headgate_version (name text)",
     "not ours, a state": "CREATE TABLE headgate_state (id integer)",
+    "not ours, a lease": "CREATE TABLE headgate_lease (id integer)",
 }
 
 
@@ -89,7 +89,7 @@ def test_tables_that_are_dropped(postgres_server: PostgresServer) -> None:
     """They are made anew by the next call but one."""
     with Limiter("2/30d", store=postgres_server.url, on_store_error="allow") as limiter:
         assert limiter.try_acquire("k", 2)
-        postgres_server.rows("DROP TABLE headgate_version, headgate_state, headgate_log")
+        postgres_server.rows(f"DROP TABLE {', '.join(OURS)}")
         assert limiter.try_acquire("k").degraded
         decision = limiter.try_acquire("k")
         assert not decision.degraded and decision.remaining == 1

@@ -124,7 +124,7 @@ class PostgresServer(Addressed):
 
     def flush(self) -> None:
         """Forget all states; the tables stay."""
-        tables = [name for name in self.tables() if name.endswith(("_state", "_log"))]
+        tables = [name for name in self.tables() if name.endswith(("_state", "_log", "_ledger", "_lease"))]
         if tables:
             self.rows(f"TRUNCATE {', '.join(tables)}")
 

@@ -12,7 +12,13 @@ protocol.py         the messages between a process and Redis
 lease.py            a process's side of one key: what it holds, when it reports, how much it asks for
 ledger.py           Redis's side of one key, in Python
 script.py           the same in Lua
+ledger_sql.py       the same in PL/pgSQL
 redis_leases.py     runs the script on a `RedisStore`
+postgres_leases.py  calls the function on a `PostgreSQLStore`
+shared_leases.py    keeps ledgers in files of a `SharedStore`
+closing.py          gives leases back at the end of an event loop, on connections of its own
+
+In all of it Redis means the store of the ledgers, which may be a PostgreSQL or the files of ``shared://`` as well.
 
 lease           permits of one key that one process may spend without asking; what is left when it expires is burned
 report          what a process tells Redis about one key: what it still holds, gives back, and wants

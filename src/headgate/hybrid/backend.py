@@ -22,7 +22,7 @@ from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
 from headgate.hybrid.protocol import PROFILES, quota_params
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
-from headgate.stores.base import Health, LeaseStore, StoreHealth
+from headgate.stores.base import Health, LeaseStore, StoreHealth, is_in_process
 
 
 class HybridStore:
@@ -48,7 +48,8 @@ class HybridStore:
 
     def open(self, rule: Rule, on_store_error: str = "local") -> HybridBackend:
         quota_params(rule)  # refuses a rule that leases cannot serve
-        self.store.open(rule)  # refuses a client for asyncio
+        if not is_in_process(self.store):
+            self.store.open(rule)  # refuses a client for asyncio
         manager = _thread_manager(self.store)
         name = manager.ledgers.key_function(rule)
         backend = HybridBackend(manager, rule, self.profile, on_store_error, ledger_name=name, **self.lease_options)
@@ -57,7 +58,8 @@ class HybridStore:
 
     def open_async(self, rule: Rule, on_store_error: str = "local") -> AsyncHybridBackend:
         quota_params(rule)
-        self.store.open_async(rule)  # refuses a client for threads
+        if not is_in_process(self.store):
+            self.store.open_async(rule)  # refuses a client for threads
         return AsyncHybridBackend(self, rule, on_store_error)
 
     def leases_of(self, loop: asyncio.AbstractEventLoop, rule: Rule, on_store_error: str) -> EventLoopLeases:

@@ -1,4 +1,4 @@
-"""The ledger of one key: what is free, and which nodes hold a lease. The same as the script in Redis, in Python.
+"""The ledger of one key: what is free, and which nodes hold a lease. The same as in Redis and PostgreSQL, in Python.
 
 Never one too many rests on these rules:
 
@@ -11,8 +11,8 @@ Never one too many rests on these rules:
    it for waiting callers stays decided: it left the bucket, which may have refilled since.
 4. The ledger believes nothing beyond what it granted: `held` and `returned` are cut to that.
 
-`headgate.hybrid.script` has the same in Lua, with the same names in the same order; the tests walk both through the
-same thousands of steps. The simulator runs on this one.
+`headgate.hybrid.script` has the same in Lua and `headgate.hybrid.ledger_sql` in PL/pgSQL, with the same names in the
+same order; the tests walk them through the same thousands of steps. The simulator and ``shared://`` run on this one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from headgate.hybrid.protocol import (
 FOREVER = 1 << 52
 STEP = 1_000_000  # microseconds: time stands still for the ledger while a clock is at most this far behind
 LONGEST_INTERVAL = 3_600_000_000
+LONGEST_LEASE = 91_000_000  # microseconds: a store keeps a ledger that much longer than its bucket needs to be full
 
 
 class NodeRecord:

@@ -129,13 +129,13 @@ class _HybridConstructor:
 
 
 class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patch of Limiter comes first
-    """`Limiter` on Redis without a round trip for each decision, and still never one too many.
+    """`Limiter` on a server without a round trip for each decision, and still never one too many.
 
     It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where
     the lease of this process does not suffice; `close` gives the lease back.
 
     quota           one quota, as for `Limiter`
-    store           the URL of a Redis, or a `RedisStore`; limiters that are given one store object share its trips
+    store           the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips
     algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
     name            tells limiters on one store apart
     accuracy        high, medium or low: the lower, the fewer trips, and the more of the limit may be on lease elsewhere
@@ -147,6 +147,8 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
     max_local_keys  leases that are held at most; the one unused longest goes back for a new one
     clock           a `headgate.testing.ManualClock`, in tests
     options         prefix, hash_keys, timeout, connect_timeout, max_connections, min_connections, retries, retry_pause
+
+    Redis stands here, and in the names of this package, for whichever of these stores keeps the ledgers.
     """
 
     _backend: HybridBackend
@@ -202,7 +204,7 @@ def _hybrid_store(
     if not isinstance(store, str | LeaseStore):
         raise ValueError(f"{_needs_leases()}; got {type(store).__name__}")
     if "max_keys" in options:
-        raise TypeError("HybridLimiter takes no max_keys, which is the memory store's; max_local_keys bounds leases")
+        raise TypeError("HybridLimiter takes no max_keys, which is for Limiter; max_local_keys bounds leases")
     if unknown := options.keys() - StoreOptions.__annotations__.keys():
         known = HybridLimiter.__init__.__annotations__.keys() | StoreOptions.__annotations__.keys()
         given = ", ".join(sorted(known - _NOT_GIVEN))

@@ -235,8 +235,10 @@ class LeaseManager:
                 continue
             if lease.due // TICK > tick:
                 schedule.add(lease)
-            elif lease in picked or lease.in_flight:
+            elif lease.in_flight:
                 continue
+            elif lease in picked:
+                schedule.add(lease, tick + 1)  # if it was picked for a peek, its report has yet to come
             elif self.health.outage_error is not None:
                 # one lease, whatever it has to report, probes whether Redis is back
                 if len(picked) < most:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
 from headgate.errors import StoreUnavailable
 from headgate.hybrid import script
+from headgate.hybrid.closing import ClosingExchange
 from headgate.hybrid.protocol import LeaseReply
 from headgate.keys import digest, hash_tag, label
 from headgate.rule import Rule
@@ -17,7 +17,6 @@ from headgate.stores.base import LeaseCall
 
 if TYPE_CHECKING:
     from headgate.redis.async_client import AsyncExecutor
-    from headgate.stores.base import AsyncExchange
     from headgate.stores.redis import RedisStore
 
 
@@ -66,22 +65,3 @@ class RedisLeases:
 
     def _call(self, calls: Sequence[LeaseCall]) -> Any:
         return script.call(calls, self._store.clock.now() if self._store.clock else None)
-
-
-class ClosingExchange:
-    """A class and not a generator: an event loop that ends refuses new async generators."""
-
-    def __init__(
-        self,
-        exchange: Callable[[AsyncExecutor, Sequence[LeaseCall]], Coroutine[Any, Any, list[LeaseReply | str]]],
-        executor: AsyncExecutor | None,
-    ) -> None:
-        self._exchange = exchange
-        self._executor = executor
-
-    async def __aenter__(self) -> AsyncExchange | None:
-        return partial(self._exchange, self._executor) if self._executor else None
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._executor:
-            await self._executor.aclose()

@@ -26,7 +26,7 @@ from headgate.postgresql.connection import (
     Waiting,
     hosts_to_resolve,
 )
-from headgate.postgresql.statements import StatementMaker, answers
+from headgate.postgresql.statements import ReadyStatement, StatementMaker, answers
 from headgate.postgresql.sync_client import check_speed
 from headgate.postgresql.url import PostgresURL
 from headgate.stores.batching import Batches, PendingCall, ServerTimeout, fail
@@ -139,6 +139,16 @@ class PostgresBatches(Batches):
         return [request._replace(asked=refund) for refund in statements.refunds(call, reply)]
 
 
+class LoneStatements(PostgresBatches):
+    """The queue of statements that travel alone: they hold up no checks, and have one connection."""
+
+    max_batch = 1
+
+    def __init__(self, url: PostgresURL, statements: StatementMaker) -> None:
+        super().__init__(url, statements)
+        self._max_tasks = 1
+
+
 async def connect(connection: PostgresConnection) -> None:
     """Connect; host names are looked up without blocking the event loop."""
     loop = asyncio.get_running_loop()
@@ -180,26 +190,28 @@ class PostgresTasks(PostgresExecutor):
         super().__init__(url, display_name, clock)
         self.loop = asyncio.get_running_loop()
         self.connections = PostgresBatches(url, self.statements)
+        self._lone = LoneStatements(url, self.statements)
         self._probes: set[asyncio.Task[None]] = set()
         self._loop_end: AsyncGenerator[None] | None = None
 
     def close_with_loop(self) -> None:
         """Close the connections at the end of the event loop, or of this executor: not every caller uses `aclose`."""
-        self._loop_end = at_loop_end(functools.partial(_close_idle, self.connections))
+        self._loop_end = at_loop_end(functools.partial(_close_idle, self.connections, self._lone))
 
     @property
     def round_trips(self) -> int:
-        return self.connections.round_trips
+        return self.connections.round_trips + self._lone.round_trips
 
     def answer(self, request: CallRequest) -> Coroutine[Any, Any, Any]:
         """Do what a plan (see `headgate._plan`) requests: have the call sent with the next batch."""
+        queue = self._lone if isinstance(request.asked[0], ReadyStatement) else self.connections
         if request.counts_queue_time:
-            return self._send_by(request)
-        return self.connections.send(request)  # the batch has the time-out
+            return self._send_by(queue, request)
+        return queue.send(request)  # the batch has the time-out
 
-    async def _send_by(self, request: CallRequest) -> Any:
+    async def _send_by(self, queue: PostgresBatches, request: CallRequest) -> Any:
         async with ServerTimeout(self.loop, max(request.deadline - monotonic(), 0.0)):
-            return await self.connections.send(request)
+            return await queue.send(request)
 
     async def warm_up(self, count: int) -> None:
         """Open *count* connections within the time-out; the first makes the tables, for which it has longer."""
@@ -211,6 +223,7 @@ class PostgresTasks(PostgresExecutor):
         for task in probes:
             task.cancel()
         await self.connections.aclose()
+        await self._lone.aclose()
         await asyncio.gather(*probes, return_exceptions=True)  # an event loop that ends would cancel them once more
         end, self._loop_end = self._loop_end, None
         if end is not None:
@@ -238,5 +251,6 @@ class PostgresTasks(PostgresExecutor):
                 connection.close()
 
 
-async def _close_idle(connections: PostgresBatches) -> None:
-    connections.close_idle()
+async def _close_idle(*queues: PostgresBatches) -> None:
+    for queue in queues:
+        queue.close_idle()

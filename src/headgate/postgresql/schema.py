@@ -8,6 +8,8 @@
 {prefix}_decide   decide any number of calls, each with any number of quotas, in one step
 {prefix}_sweep    remove what is gone from a few pages, chosen at random; the two functions above call it
 
+The tables and the function of hybrid limiters are made with them: `headgate.hybrid.ledger_sql` has those.
+
 The tables are UNLOGGED: a decision waits for no disk, and a server that crashes comes back with empty ones.
 A row is locked before the clock is read, and rows are locked in the order of their keys. `{prefix}_check` first reads
 without a lock, so a denial only reads; its update takes effect only if the row is as it was read.
@@ -20,7 +22,7 @@ import re
 from headgate.algorithms import ALGORITHMS, VARIANTS
 from headgate.algorithms.algorithm import AlgorithmSQL
 
-VERSION = 1  # of the tables and functions; a change of any of them raises it
+VERSION = 2  # of the tables and functions; a change of any of them raises it
 LOG = ALGORITHMS["sliding_window"].sql.number
 TAKE, PEEK, REFUND, RESET, CHARGE = range(1, 6)  # operations
 READ, LOCK, MAKE = range(3)  # what is done with a row first: only read, lock it if it is there, make it if it is not
@@ -56,21 +58,21 @@ CREATE UNLOGGED TABLE {p}_log (
 """
 
 _SWEEP = """
-CREATE OR REPLACE FUNCTION {p}_sweep(pages integer, now_us bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $body$
+CREATE OR REPLACE FUNCTION {sweep}(pages integer, now_us bigint) RETURNS void LANGUAGE plpgsql VOLATILE AS $body$
 #variable_conflict use_variable
 DECLARE
-  size bigint := pg_relation_size('{p}_state') / current_setting('block_size')::bigint;
+  size bigint := pg_relation_size('{rows}') / current_setting('block_size')::bigint;
   page bigint; rows tid[]; keys text[];
 BEGIN
   FOR i IN 1..pages LOOP
     page := floor(random() * size);
     SELECT array_agg(old.ctid), array_agg(old.key) INTO rows, keys FROM (
-      SELECT s.ctid, s.key FROM {p}_state s
+      SELECT s.ctid, s.key FROM {rows} s
       WHERE s.ctid >= format('(%s,0)', page)::tid AND s.ctid < format('(%s,0)', page + 1)::tid AND s.gone < now_us
       FOR UPDATE SKIP LOCKED) old;  -- it waits for no other call, so it can be in no deadlock
     IF rows IS NOT NULL THEN
-      DELETE FROM {p}_state s WHERE s.ctid = ANY (rows);
-      DELETE FROM {p}_log l WHERE l.key = ANY (keys);
+      DELETE FROM {rows} s WHERE s.ctid = ANY (rows);
+      DELETE FROM {parts} l WHERE l.key = ANY (keys);
     END IF;
   END LOOP;
 END $body$;
@@ -226,11 +228,13 @@ BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL client_min_messages = error;
 SELECT pg_advisory_xact_lock(hashtext('headgate ' || current_schema() || '.{p}'));
 DO $do$
-DECLARE found_version integer;
+DECLARE found_version integer; foreign_names text;
 BEGIN
   IF to_regclass('{p}_version') IS NULL THEN
-    IF to_regclass('{p}_state') IS NOT NULL OR to_regclass('{p}_log') IS NOT NULL THEN
-      RAISE EXCEPTION 'the database has a table {p}_state or {p}_log that is not of headgate; choose another prefix'
+    SELECT string_agg(name, ', ') INTO foreign_names
+    FROM unnest(ARRAY['{p}_state', '{p}_log', '{p}_ledger', '{p}_lease']) name WHERE to_regclass(name) IS NOT NULL;
+    IF foreign_names IS NOT NULL THEN
+      RAISE EXCEPTION 'the database has a table % that is not of headgate; choose another prefix', foreign_names
         USING ERRCODE = '{FOREIGN}';
     END IF;
     {tables}
@@ -263,32 +267,40 @@ def check_prefix(prefix: object) -> str:
     return prefix
 
 
-def _fill(template: str, prefix: str) -> str:
+def _fill(template: str, prefix: str, **more: str) -> str:
     """Put the names and the laws into *template*; the braces of its SQL are only those of names."""
     names = {"p": prefix, "version": VERSION, "LOG": LOG, "FOREIGN": FOREIGN, "variables": _VARIABLES, "clock": _CLOCK}
     names |= {"TAKE": TAKE, "PEEK": PEEK, "REFUND": REFUND, "RESET": RESET, "CHARGE": CHARGE, "READ": READ}
     names |= {"MAKE": MAKE, "advice": ADVICE}
     laws = {part: _chosen(part).replace("{log}", f"{prefix}_log") for part in ("load", "evaluate", "consume")}
-    return template.format_map({**names, **laws, "tables": "{tables}", "functions": "{functions}"})
+    return template.format_map({**names, **laws, "tables": "{tables}", "functions": "{functions}", **more})
 
 
 def create_sql(prefix: str) -> str:
     """The statements that make everything that is not there yet; raises in the database if it is not ours."""
-    functions = "".join(_fill(template, prefix) for template in (_SWEEP, _CHECK, _DECIDE))
-    frame = _fill(_CREATE, prefix)
-    return frame.replace("{tables}", _fill(_TABLES, prefix)).replace("{functions}", functions)
+    from headgate.hybrid import ledger_sql  # it stands beside its Python twin
+
+    tables = _fill(_TABLES + ledger_sql.TABLES, prefix)
+    functions = [
+        _fill(_SWEEP, prefix, sweep=f"{prefix}_sweep", rows=f"{prefix}_state", parts=f"{prefix}_log"),
+        _fill(_CHECK, prefix),
+        _fill(_DECIDE, prefix),
+        _fill(_SWEEP, prefix, sweep=f"{prefix}_sweep_ledgers", rows=f"{prefix}_ledger", parts=f"{prefix}_lease"),
+        ledger_sql.sync_function(prefix, _CLOCK),
+    ]
+    return _fill(_CREATE, prefix).replace("{tables}", tables).replace("{functions}", "".join(functions))
 
 
 def check_sql(prefix: str) -> str:
     """The statement of one quota and key."""
     types = ["bigint", "integer", "integer", "text", *["bigint"] * 5, "integer"]
-    return f"SELECT {prefix}_check({_parameters(types)})"
+    return f"SELECT {prefix}_check({parameters(types)})"
 
 
 def decide_sql(prefix: str) -> str:
     """The statement of any number of calls."""
     types = ["bigint", "text[]", *["integer[]"] * 5, "bigint[]", "bigint[]", "integer"]
-    return f"SELECT {prefix}_decide({_parameters(types)})"
+    return f"SELECT {prefix}_decide({parameters(types)})"
 
 
 def hello_sql(prefix: str, timeout: float) -> str:
@@ -302,5 +314,6 @@ def hello_sql(prefix: str, timeout: float) -> str:
     )
 
 
-def _parameters(types: list[str]) -> str:
+def parameters(types: list[str]) -> str:
+    """The parameters of a call, each with its type."""
     return ", ".join(f"${number}::{kind}" for number, kind in enumerate(types, start=1))

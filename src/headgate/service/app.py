@@ -64,7 +64,7 @@ from headgate.service.shared_counters import (
 )
 from headgate.service.store import make_store, update_connections, warm_up
 from headgate.service.tokens import Tokens
-from headgate.stores.base import LeaseStore, Store, is_per_process
+from headgate.stores.base import LeaseStore, Store, is_in_process, is_per_process
 from headgate.stores.memory import MemoryStore
 from headgate.web.client_ip import parse_network
 from headgate.web.problem import problem
@@ -122,7 +122,8 @@ class State:
         self.asks_redis = frozenset(
             rule.name
             for rule in self.rule_set.compiled()
-            if isinstance(store, LeaseStore) and rule.take_leased is None and not rule_refusal(rule.limiter.rule)
+            if isinstance(store, LeaseStore) and not is_in_process(store)
+            if rule.take_leased is None and not rule_refusal(rule.limiter.rule)
         )
         self.envoy: EnvoyRules | None = None  # without [envoy] files
 

@@ -19,7 +19,7 @@ KEPT = 500
 SHOWN = 20
 HOT = 200  # checks a second on one key, from which leases save most round trips
 
-HINT = "most of these checks need a round trip to Redis; with hybrid = true in the rule they would not"
+HINT = "most of these checks need a round trip to the store; with hybrid = true in the rule they would not"
 
 Row = tuple[str, str, float]  # rule, key, checks a second
 

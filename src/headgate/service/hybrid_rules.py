@@ -62,7 +62,7 @@ class HybridLimiters:
         """The limiter for these settings: the one that is there, with its leases, or a new one."""
         if not isinstance(self._store, LeaseStore):
             kind = kind_of(self._store)
-            raise ValueError(f"hybrid needs a Redis, and the service runs on a {kind} store; restart it with a Redis")
+            raise ValueError(f"hybrid needs a server, and the service runs on a {kind} store; restart it with a Redis")
         texts = tuple(str(quota) for quota in Rule(quotas, algorithm, name).quotas)
         identity = HybridIdentity(name, algorithm, texts, on_store_error, accuracy)
         found = self._open.get(identity)

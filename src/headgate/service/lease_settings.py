@@ -59,13 +59,14 @@ def store_refusal(url: str) -> str:
     """Why the store at *url* keeps no leases, and what would be right; nothing if it does, or is not known."""
     scheme = scheme_of(url)
     try:
-        if scheme not in SCHEMES or hasattr(SCHEMES[scheme].load(), "leases"):
+        store = SCHEMES[scheme].load() if scheme in SCHEMES else None
+        if store is None or (hasattr(store, "leases") and not getattr(store, "in_process", False)):
             return ""
     except ImportError:  # the error for a store whose package is missing comes later
         return ""
     return (
-        f"a hybrid rule leases permits from a Redis, and the store is {scheme}; leave hybrid out, "
-        "or set store to redis://host:port/db, redis+sentinel://... or redis+cluster://..."
+        f"a hybrid rule saves round trips to a server, and the store is {scheme}; leave hybrid out, "
+        "or set store to redis://host:port/db, redis+sentinel://..., redis+cluster://... or postgresql://..."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from time import monotonic, time
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from headgate.clock import Clock
 from headgate.errors import StoreUnavailable
@@ -22,6 +22,9 @@ from headgate.stores.base import Health, StoreOptions
 from headgate.stores.batching import ServerTimeout
 from headgate.stores.remote_joint import JointScripts
 from headgate.stores.remote_store import StoreOnServer
+
+if TYPE_CHECKING:
+    from headgate.hybrid.postgres_leases import PostgresLeases
 
 HEALTH_TIMEOUT = 1.0  # seconds for the whole check
 MIGRATE_TIMEOUT = 60.0  # seconds to make tables and functions
@@ -58,6 +61,7 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
         self.hash_keys = hash_keys
         self.clock = clock
         self.joint_scripts = JointScripts(JointStatements)
+        self.shared_objects: dict[str, Any] = {}  # what hybrid keeps with the store
         super().__init__()
 
     @classmethod
@@ -81,6 +85,12 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
     def partition(self, key: str) -> int:
         """All keys are in one database."""
         return 0
+
+    def leases(self) -> PostgresLeases:
+        """What keeps the leases of `HybridLimiter` here."""
+        from headgate.hybrid.postgres_leases import PostgresLeases  # its SQL stands beside its Python twin
+
+        return PostgresLeases(self)
 
     def schema_sql(self) -> str:
         """The statements by which `migrate` makes tables and functions."""
@@ -108,6 +118,11 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
 
     def _open_tasks(self) -> PostgresTasks:
         return PostgresTasks(self.url, self._server_name(), self.clock)
+
+    def spare_executor(self, timeout: float) -> PostgresTasks:
+        """An executor for the end of an event loop, which the caller closes."""
+        url = dataclasses.replace(self.url, timeout=timeout, connect_timeout=timeout)
+        return PostgresTasks(url, self._server_name(), self.clock)
 
     def warm_up(self) -> None:
         """Open `min_connections`, for threads, so that the first checks find them; makes the tables if need be.

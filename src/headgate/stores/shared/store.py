@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate._lifecycle import renew_after_fork
 from headgate.algorithms.sliding_window import SlidingWindow
@@ -21,6 +21,9 @@ from headgate.stores.shared.backend import (
 from headgate.stores.shared.files import directory_of, file_name, make_directory
 from headgate.stores.shared.layout import MODES
 from headgate.stores.shared.tables import SharedFile, shared_file
+
+if TYPE_CHECKING:
+    from headgate.hybrid.shared_leases import SharedLeases
 
 
 class SharedStore:
@@ -48,6 +51,7 @@ class SharedStore:
         self.clock = clock
         self.files: dict[Path, SharedFile] = {}
         self.backends: dict[tuple[Path, str], SharedRule] = {}
+        self.shared_objects: dict[str, Any] = {}  # what hybrid keeps with the store
         self._lock = threading.RLock()
         make_directory(self.directory)
         renew_after_fork(self)
@@ -94,6 +98,12 @@ class SharedStore:
     def open_async(self, rule: Rule, on_store_error: str = "allow") -> InProcessAsync:
         """The same for asyncio; the states are shared with those of `open`."""
         return InProcessAsync(self.open(rule, on_store_error))
+
+    def leases(self) -> SharedLeases:
+        """What keeps the leases of `HybridLimiter` here."""
+        from headgate.hybrid.shared_leases import SharedLeases  # it runs the ledger
+
+        return SharedLeases(self)
 
     def health(self) -> Health:
         """Whether the files can be used."""
