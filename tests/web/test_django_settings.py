@@ -62,7 +62,7 @@ def test_settings_reach_decorators(site: Site) -> None:
 WRONG: list[tuple[Any, str]] = [
     ({"TRUSTED_PROXYS": []}, "did you mean 'TRUSTED_PROXIES'"),
     ({"default": "5/m"}, "did you mean 'DEFAULT'"),
-    ({"XYZZY": 1}, "it knows STORE, DEFAULT"),
+    ({"XYZZY": 1}, "it knows STORE, DATABASE, DEFAULT"),
     ({"DEFAULT": "5 per minut"}, "unknown period 'minut'"),
     ({"KEY": "adress"}, "key must be 'ip'"),
     ({"STORE": "mongo://x"}, "mongo"),

@@ -65,7 +65,8 @@ def _memory(limits: DjangoRateLimits) -> Iterator[CheckMessage]:
 def check_store(**_: Any) -> list[CheckMessage]:
     """W002, with --deploy: limits in memory, where a deployment has more than one process."""
     try:
-        memory = str(given().get("STORE", "memory://")).startswith("memory:")
+        found = given()
+        memory = "DATABASE" not in found and str(found.get("STORE", "memory://")).startswith("memory:")
     except ValueError:
         return []
     if not memory:

@@ -2,6 +2,7 @@
 
 HEADGATE = {
     "STORE": "redis://localhost:6379/0",     # default: memory://, which counts in each process
+    "DATABASE": "default",                   # instead of STORE: a PostgreSQL of DATABASES
     "DEFAULT": "100/minute",                 # for everything without a limit of its own, 404s included
     "KEY": "ip",                             # see `headgate.web.django.decorators.ratelimit`
     "TRUSTED_PROXIES": ["10.0.0.0/8"],       # whose forwarded headers are read
@@ -9,7 +10,7 @@ HEADGATE = {
     "ENABLED": True,                         # also as HEADGATE_ENABLED
     "ALGORITHM": "token_bucket", "ON_STORE_ERROR": "allow", "ON_DENIED": "shop.views.too_many",
     "NAME": "web", "FORWARDED": [...], "IPV6_PREFIX": 64, "CLOCK": None,
-    "TIMEOUT": 0.08, "CONNECT_TIMEOUT": 1.0, "MAX_CONNECTIONS": 50, "PREFIX": "headgate", "HASH_KEYS": False,   # Redis
+    "TIMEOUT": 0.08, "CONNECT_TIMEOUT": 1.0, "MAX_CONNECTIONS": 50, "PREFIX": "headgate", "HASH_KEYS": False,  # servers
     "MAX_KEYS": 100_000,                     # memory://
 }
 """
@@ -25,13 +26,14 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from headgate.stores.base import StoreOptions
+from headgate.web.django.database import database_url
 from headgate.web.django.limits import DjangoRateLimits
 from headgate.web.django.sources import key_source, rate_source
 from headgate.web.limit import SetupError
 
 SETTING, SWITCH = "HEADGATE", "HEADGATE_ENABLED"
 OWN_NAMES = (
-    *("store", "default", "key", "trusted_proxies", "headers", "algorithm", "on_store_error", "on_denied"),
+    *("store", "database", "default", "key", "trusted_proxies", "headers", "algorithm", "on_store_error", "on_denied"),
     *("enabled", "name", "forwarded", "ipv6_prefix", "clock"),
 )
 NAMES = {name.upper(): name for name in (*OWN_NAMES, *StoreOptions.__annotations__)}
@@ -69,6 +71,10 @@ def arguments(found: dict[str, Any]) -> dict[str, Any]:
         if problem := unknown(name):
             raise SetupError(problem)
     options = {NAMES[name]: value for name, value in found.items()}
+    if (alias := options.pop("database", None)) is not None:
+        if "store" in options:
+            raise SetupError(f"{SETTING} has both 'STORE' and 'DATABASE'; leave one out")
+        options["store"] = database_url(alias)
     if "key" in options:
         options["key"] = key_source(options["key"], DEFAULT_GROUP)
     if options.get("default") is not None:

@@ -1,4 +1,4 @@
-"""`manage.py headgate rules`, `show KEY` and `reset KEY`: the project's limits, and where one client stands."""
+"""`manage.py headgate rules`, `show KEY`, `reset KEY` and `migrate`: limits, one client, and the tables of a store."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from headgate.errors import StoreUnavailable
 from headgate.stores.base import is_per_process
 from headgate.web.django.limits import DjangoLimit, DjangoRateLimits
 from headgate.web.django.settings import current
@@ -15,17 +16,21 @@ from headgate.web.startup import UNSEEN
 
 
 class Command(BaseCommand):
-    help = "Shows the rate limits of this project, and shows or resets those of one client."
+    help = "Shows the limits of this project, shows or resets those of one client, or makes the tables of its store."
 
     def add_arguments(self, parser: Any) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
         actions.add_parser("rules", help="list all limits")
+        actions.add_parser("migrate", help="make the tables and functions of a PostgreSQL store")
         for name, text in (("show", "how much a client has left"), ("reset", "forget a client in every limit")):
             action = actions.add_parser(name, help=text)
             action.add_argument("key", help="an address, user:ID, or the value of a header or a field")
 
     def handle(self, *args: Any, action: str, key: str = "", **options: Any) -> None:
         limits = current()
+        if action == "migrate":
+            self.migrate(limits.store)
+            return
         rules = list(listed(limits))
         if action == "rules":
             for place, limit in rules:
@@ -38,6 +43,16 @@ class Command(BaseCommand):
             self.stdout.write(f"{key} is as if never seen")
         else:
             raise CommandError(f"the store could not be told to forget {key!r}")
+
+    def migrate(self, store: Any) -> None:
+        """Make what a PostgreSQL store needs; the user of the database must be one that may make tables."""
+        if not hasattr(store, "migrate"):
+            raise CommandError(f"only a PostgreSQL has tables, and the store is {store!r}: set HEADGATE['DATABASE']")
+        try:
+            store.migrate()
+        except StoreUnavailable as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(f"the tables of {store!r} are there")
 
     def show(self, limits: DjangoRateLimits, key: str) -> None:
         """Print what a client has left of each limit whose quota is not a function's."""
