@@ -33,6 +33,7 @@ HOT_PATH = [
     "src/headgate/hybrid/table.py",
     "src/headgate/web/headers.py",
     "src/headgate/web/asgi_hot_path.py",
+    "src/headgate/web/wsgi_hot_path.py",
     "src/headgate/service/protobuf.py",
     "src/headgate/service/rls_messages.py",
     *sorted(glob("src/headgate/service/http2/[!_]*.py")),

@@ -142,7 +142,7 @@ class ASGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
 
     def is_at_once(self, limit: Limit) -> bool:
         """Whether `ASGIRequest.admit` may decide *limit*: a plain one, by address, in memory."""
-        return self.in_process and limit.plain and not limit.subjects[0].header
+        return self.in_process and limit.by_address
 
     async def admit_default(self, exchange: Exchange) -> bool:
         """Take what the default limit asks, if there is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.decision import Decision
@@ -45,6 +46,15 @@ class ResponseInfo:
 
 
 CLIENT_LEFT, HANDLER_RAISED = 499, 500  # the status of a request without a response
+
+
+class ServedView(local):
+    """The view whose limits have been met by the request that this thread serves, so that the view need not ask."""
+
+    met: Any = None
+
+
+served_view: Any = ServedView()
 
 
 class Exchange:

@@ -19,6 +19,7 @@ from werkzeug.exceptions import HTTPException
 
 from headgate.decision import Decision
 from headgate.web.core import RateLimitsOptions, without_loop
+from headgate.web.exchange import served_view
 from headgate.web.limit import Limit, OnDenied, SetupError
 from headgate.web.views import (
     NO_PLAN,
@@ -30,6 +31,7 @@ from headgate.web.views import (
     refused,
 )
 from headgate.web.wsgi import WSGIExchange, WSGIRateLimits, async_functions
+from headgate.web.wsgi_hot_path import LimitedWSGI, WSGIRequest
 
 Result = TypeVar("Result")
 
@@ -52,6 +54,9 @@ class FlaskExchange(WSGIExchange):
         if self.request is None:  # an answer that does not come from the application's views
             self.request = flask.Request(self.environ)
         return self.request
+
+    def keep_plan(self, plan: ViewPlan, native: flask.Request) -> None:
+        self.request, self.plan, self.route = native, plan, plan.route
 
     def keep_response(self, response: flask.Response) -> flask.Response:
         """An `after_request` function: keep what `count_if` may ask for."""
@@ -103,7 +108,7 @@ class RateLimits(ViewRateLimits[FlaskLimit], WSGIRateLimits[FlaskLimit]):
             return
         flask.request_started.disconnect(self._complain)
         app.before_request(self._before)
-        app.wsgi_app = functools.partial(self.serve, app.wsgi_app)  # type: ignore[method-assign]  # Flask's own advice
+        app.wsgi_app = LimitedWSGI(self, app.wsgi_app)  # type: ignore[method-assign]  # Flask's own advice
 
     def marks_changed(self) -> None:
         super().marks_changed()
@@ -118,11 +123,11 @@ class RateLimits(ViewRateLimits[FlaskLimit], WSGIRateLimits[FlaskLimit]):
             request = current_request()
         except RuntimeError:
             raise SetupError("a limit was asked outside of a request, so there is no client to count") from None
-        exchange: FlaskExchange | None = request.environ.get(self.environ_key)
-        if exchange is None:
+        if self.environ_key not in request.environ:
             if not self.is_on(flask.current_app):
                 raise SetupError(f"a limit was asked, but {NOT_INSTALLED}")
-            exchange = request.environ[self.environ_key] = FlaskExchange(self, request.environ)
+            request.environ[self.environ_key] = WSGIRequest(self, request.environ, None)
+        exchange: FlaskExchange = self.exchange_in(request.environ)
         if exchange.request is None:
             self._find_plan(exchange, request)
         return exchange
@@ -164,28 +169,44 @@ class RateLimits(ViewRateLimits[FlaskLimit], WSGIRateLimits[FlaskLimit]):
 
     def _before(self) -> Any:
         """The `before_request` function: meet the limits of the route, all in one decision."""
+        request = current_request()
+        served: WSGIRequest | None = request.environ.get(self.environ_key)
+        plan = self._plans.get((id(request.url_rule), request.method))
+        if served is None or plan is None or not self.enabled or not served.meet(plan, request):
+            return self._before_by_exchange()
+        current_g().rate_limit = served.decision
+        if served.decision is not None and not served.decision.allowed:
+            return self._refused(served.exchange())
+        served_view.met = plan.guard
+        return None
+
+    def _before_by_exchange(self) -> Any:
+        """The same, for limits that ask for more than the address, and for the first requests."""
         exchange = self.exchange_now()
         if exchange is None or exchange.met:
             flask.g.setdefault("rate_limit", None)
             return None
-        plan = exchange.plan
-        exchange.met = True
+        plan, exchange.met = exchange.plan, True
         admitted = not plan.limits or self.admit_in_thread(exchange, plan.limits)
         exchange.decided |= plan.met
-        current_g().rate_limit = exchange.decision
+        flask.g.rate_limit = exchange.decision
         if not admitted:
-            answer = self._answer(exchange, self.on_denied_of(exchange))
-            if answer is None:
-                raise RateLimitExceeded(self, exchange)
-            return answer
+            return self._refused(exchange)
         if plan.settles:
             exchange.settles = True
             flask.after_this_request(exchange.keep_response)
         return None
 
+    def _refused(self, exchange: FlaskExchange) -> Any:
+        """What the application answers to a refusal itself; else raise the 429."""
+        answer = self._answer(exchange, self.on_denied_of(exchange))
+        if answer is None:
+            raise RateLimitExceeded(self, exchange)
+        return answer
+
     def _find_plan(self, exchange: FlaskExchange, request: flask.Request) -> ViewPlan:
         plan = self.plan_of(flask.current_app, request.url_rule, request.method)
-        exchange.request, exchange.plan, exchange.route = request, plan, plan.route
+        exchange.keep_plan(plan, request)
         return plan
 
     def _answer(self, exchange: FlaskExchange, on_denied: OnDenied | None) -> Any:

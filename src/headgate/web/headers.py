@@ -19,6 +19,7 @@ HeaderStyle = Literal["x", "ietf", "both"]
 X_NAMES = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
 MAX_DIGITS = 20  # of a number in a header that another limiter has written
 IETF_NAMES = ("ratelimit", "ratelimit-policy")
+LIMIT_HEADERS: frozenset[str] = frozenset((*X_NAMES, *IETF_NAMES))
 
 
 def check_style(style: object) -> HeaderStyle | None:
@@ -56,6 +57,16 @@ def x_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[str, str]]:
         ("x-ratelimit-remaining", str(made.remaining)),
         ("x-ratelimit-reset", str(ceil(time() + reset_us(made, quotas) / 1_000_000))),
     ]
+
+
+def with_x_headers(
+    headers: list[tuple[str, str]], made: Decision, quotas: Sequence[Quota]
+) -> list[tuple[str, str]] | None:
+    """*headers* and those of `x_headers`; None if another limiter has written some of its own among them."""
+    for name, _ in headers:
+        if name.lower() in LIMIT_HEADERS:
+            return None
+    return headers + x_headers(made, quotas)
 
 
 def raw_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:

@@ -110,6 +110,7 @@ class Limit:
             and len(self.subjects) == 1
             and cost == 1
         )
+        self.by_address = self.plain and not self.subjects[0].header
 
     def __getattr__(self, name: str) -> Any:
         """Raise. A framework that needs the name of a view was given the limit in the place of the view."""
@@ -151,7 +152,7 @@ class Limit:
     def costing(self, cost: int) -> Self:
         """This limit with another cost; their states are the same."""
         made = copy.copy(self)
-        made.cost, made.plain = _check_cost(cost), False
+        made.cost, made.plain, made.by_address = _check_cost(cost), False, False
         return made
 
     async def applies(self, exchange: Exchange) -> bool:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from headgate.decision import Decision
 from headgate.web.core import RateLimitsBase, WholeApp, without_loop
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Exchange, ResponseInfo
-from headgate.web.headers import IETF_NAMES, MAX_DIGITS, X_NAMES, denial_headers, x_headers
+from headgate.web.headers import LIMIT_HEADERS, MAX_DIGITS, denial_headers
 from headgate.web.limit import Limit, QuotaSource, SetupError, check_answer
+from headgate.web.limiters import ScopedLimiter
+from headgate.web.wsgi_hot_path import LimitedWSGI, WSGIRequest
 
-LIMIT_HEADERS = frozenset([*X_NAMES, *IETF_NAMES])
 UNPREFIXED = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}  # as CGI names them
 
 Headers = list[tuple[str, str]]
@@ -83,6 +84,9 @@ class WSGIExchange(Exchange):
         )
         return functools.partial(self._write, write) if self.settles else write
 
+    def keep_plan(self, plan: Any, native: Any) -> None:
+        """Remember the *plan* whose limits were met without this exchange, and the framework's request."""
+
     def settle(self, without_answer: int = CLIENT_LEFT) -> None:
         """Give back what `count_if` says, by the answer, or by *without_answer* if none has started."""
         if not self.settles or self.settled:
@@ -104,9 +108,7 @@ class WSGIExchange(Exchange):
 
     def _with_limits(self, status: str, headers: Headers, made: Decision) -> Headers:
         """*headers* with those of the limits. Those of a limiter further in stay if it is tighter."""
-        limits = self.limits
-        style, limiter = limits.header_style, self.limiter
-        ours = x_headers(made, limiter.rule.quotas) if style == "x" and limiter else limits.headers(self)
+        ours = self.limits.headers(self)
         for name, _ in headers:
             if name.lower() in LIMIT_HEADERS:
                 if _remaining(headers) <= _remaining(ours):
@@ -171,18 +173,13 @@ class WSGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         """Where an environment carries the `Exchange` of its request."""
         return f"headgate.{id(self)}"
 
-    def serve(self, app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Run *app* for one request, put the limits' headers on its answer, and settle what the answer decides."""
-        if not self.enabled or self.environ_key in environ:
-            return app(environ, start_response)  # a second installation counts nothing
-        exchange = environ[self.environ_key] = self.exchange_class(self, environ, start_response)
-        try:
-            body = app(environ, exchange.start)
-        except BaseException:
-            exchange.fail()
-            raise
-        finally:
-            environ.pop(self.environ_key, None)  # they hold each other, and would stay until a garbage collection
+    def exchange_in(self, environ: WSGIEnvironment) -> Any:
+        """The exchange of the request that *environ* carries; None: these limits are not around it."""
+        request: WSGIRequest | None = environ.get(self.environ_key)
+        return None if request is None else request.exchange()
+
+    def finish(self, exchange: WSGIExchange, body: Iterable[bytes]) -> Iterable[bytes]:
+        """The body of an answer that the application has returned, which settles what the answer decides."""
         if exchange.refused is not None:
             _close(body)
             return exchange.refused
@@ -197,24 +194,8 @@ class WSGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         return self.exchange_class(self, getattr(request, "environ", request))
 
     def admit_in_thread(self, exchange: WSGIExchange, limits: tuple[Limit, ...]) -> bool:
-        """`admit`, with a shortcut for a request that meets one limit, which is plain and by address."""
-        limit = limits[0]
-        if (
-            len(limits) > 1
-            or not limit.plain
-            or limit.subjects[0].header
-            or exchange.environ["REQUEST_METHOD"] == "OPTIONS"
-            or self._first_requests.left
-        ):
-            return self.run(self.admit(exchange, limits), limits)
-        [limiter] = limit.limiters.get(exchange.route) or self.limiters_of(limit, exchange.route)
-        key = self.key_of_peer(exchange.environ.get("REMOTE_ADDR") or "") or self.address(exchange)
-        made: Decision = limiter.blocking.try_acquire(key)
-        exchange.decision, exchange.limiter, exchange.limit = made, limiter, limit
-        if made.allowed:
-            return True
-        exchange.denied_by = limit
-        return False
+        """`admit`, for a framework that calls from threads."""
+        return self.run(self.admit(exchange, limits), limits)
 
     def run(self, work: Coroutine[Any, Any, Result], limits: Iterable[Limit]) -> Result:
         """Run a coroutine of the core that calls functions of *limits*."""
@@ -248,6 +229,14 @@ def _close(body: Iterable[bytes]) -> None:
         close()
 
 
+class WholePlan(NamedTuple):
+    """What a middleware asks of every request, as `WSGIRequest.meet` takes it."""
+
+    limits: tuple[Limit, ...]
+    met: frozenset[Limit]
+    limiter: ScopedLimiter | None  # where the address is all that the limit asks for
+
+
 class RateLimitMiddleware(WholeApp, WSGIRateLimits[Limit]):
     """A limit around a whole WSGI application.
 
@@ -262,16 +251,28 @@ class RateLimitMiddleware(WholeApp, WSGIRateLimits[Limit]):
         if found := async_functions(self.whole):
             raise SetupError(f"{', '.join(found)} must be a plain function: WSGI has no event loop")
 
+        limiter = self.limiters_of(self.whole, "")[0] if self.whole.by_address else None
+        self._plan = WholePlan((self.whole,), frozenset((self.whole,)), limiter)
+        self._serve = LimitedWSGI(self, self._limited)
+
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return self.serve(self._limited, environ, start_response)
+        body: Iterable[bytes] = self._serve(environ, start_response)
+        return body
 
     def _limited(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        exchange = environ.get(self.environ_key)
-        if exchange is None or exchange.met:
+        request: WSGIRequest | None = environ.get(self.environ_key)
+        if request is None or request.plan is not None:
             return self.app(environ, start_response)
-        exchange.met, exchange.settles = True, self.whole.count_if is not None
-        if self.admit_in_thread(exchange, (self.whole,)):
+        met = environ["REQUEST_METHOD"] != "OPTIONS" and request.meet(self._plan, None)
+        if met and request.decision:
             return self.app(environ, start_response)
+        exchange = request.exchange()
+        if not met:
+            if exchange.met:
+                return self.app(environ, start_response)
+            exchange.met, exchange.settles = True, self.whole.count_if is not None
+            if self.admit_in_thread(exchange, (self.whole,)):
+                return self.app(environ, start_response)
         on_denied = self.on_denied_of(exchange)
         answer = check_answer(on_denied(environ, exchange.decision), "__call__") if on_denied else None
         return self.refuse(exchange, start_response) if answer is None else answer(environ, start_response)
