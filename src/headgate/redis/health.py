@@ -21,6 +21,7 @@ from headgate.stores.base import Health
 HEALTH_TIMEOUT = 1.0  # seconds for the whole check
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
+LOST_AFTER = 0.6  # seconds of silence after which a probe gives up a server that may have been replaced
 
 
 def examine(topology: Topology, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, Health]:
@@ -78,6 +79,8 @@ def _examine(
 def probe(topology: Topology, slot: int, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, None]:
     """Return if *slot* can be asked for in the *check_timeout* seconds that a check has; raise if not."""
     address = yield from topology.discover(slot, deadline)
+    if topology.has_other_servers:  # the next probe finds the primary that has replaced a silent one
+        deadline = min(deadline, monotonic() + max(check_timeout, LOST_AFTER))
     yield ServerCommand(address, pack("PING"), deadline)  # connects, which may take longer
     begun = monotonic()
     yield ServerCommand(address, pack("EVAL", "return 1", 0), deadline)  # a server may answer PING and hold scripts up

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from random import Random
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from headgate._plan import arun, run
@@ -103,8 +104,11 @@ def probe_until_back(
 
     *executor* is a weak reference: the probe ends when no limiter uses the executor any more.
     """
+    waited = 0.0  # seconds that the last probe took: one that waited for a silent server has used up the interval
     for interval in probe_intervals():
-        yield interval if breaker.open else 0.0  # not open yet: probe at once, to decide whether to open
+        pause = max(interval - waited, interval / 8)
+        yield pause if breaker.open else 0.0  # not open yet: probe at once, to decide whether to open
+        begun = monotonic()
         alive = executor()
         if alive is None or alive.closed or not breaker.failures:
             return
@@ -112,6 +116,7 @@ def probe_until_back(
             yield Probe(alive, slot)
         except Exception as error:  # any error: no caller would hear of it
             breaker.give_up(error)
+            waited = monotonic() - begun
             del alive  # the executor can be collected while the probe sleeps
         else:
             breaker.answered()
@@ -119,7 +124,7 @@ def probe_until_back(
 
 
 def probe_intervals() -> Iterator[float]:
-    """Seconds to wait before each probe: short at first, then longer, and never in step with other processes."""
+    """Seconds from one probe to the next: short at first, then longer, and never in step with other processes."""
     interval = FIRST_PROBE
     while True:
         yield interval * JITTER.uniform(0.8, 1.2)
