@@ -8,6 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from headgate import AsyncLimiter, Limiter
+from headgate.redis.url import Address
 from headgate.stores.redis import RedisStore
 from tests.support.clusters import SERVICE, Cluster, Member, wait_until
 from tests.support.load import Load
@@ -91,6 +92,27 @@ def test_new_keys_in_a_moving_slot(cluster: Cluster) -> None:
         assert [limiter.try_acquire(tag).remaining for _ in range(3)] == [4, 3, 2]
         list(steps)
         assert limiter.try_acquire(tag).remaining == 1
+
+
+def test_probe_reads_the_map(cluster: Cluster) -> None:
+    """A probe that finds the new owner of a slot tells the calls: they would go on to ask the silent former one."""
+    store = RedisStore(cluster.bare_url + PATIENT)
+
+    async def probed() -> list[int]:
+        async with AsyncLimiter("5/30d", store=store, on_store_error="raise") as limiter:
+            await limiter.try_acquire("k")
+            list(cluster.migrate(SLOT))
+            executor = store.async_executor()
+            await executor.probe(SLOT)
+            return [address.port for address in [executor._topology.address(SLOT)] if address]
+
+    assert asyncio.run(probed()) == [cluster.primary(SLOT).port]
+    executor = store.sync_executor()
+    executor.probe(SLOT)
+    list(cluster.migrate(SLOT))
+    executor.probe(SLOT)
+    assert executor._topology.address(SLOT) == Address("127.0.0.1", cluster.primary(SLOT).port)
+    store.close()
 
 
 def test_asking_that_is_refused(cluster: Cluster) -> None:

@@ -123,7 +123,7 @@ class AsyncExecutor(Executor):
         timeout = max(self.timeout, PROBE_TIMEOUT)
         spare = AsyncExecutor(self._source, self._display_name, timeout)
         try:
-            await arun(probe(spare._topology, slot, self.timeout, monotonic() + timeout), spare.answer)
+            await arun(probe(self._topology, slot, self.timeout, monotonic() + timeout), spare.answer)
             for address, made in spare._servers.items():
                 if not address.sentinel and not self.closed:
                     own = self._servers.setdefault(address, BatchSender(self._source, address, self.timeout))

@@ -78,6 +78,7 @@ def _examine(
 
 def probe(topology: Topology, slot: int, check_timeout: float, deadline: float) -> Generator[ServerCommand, Any, None]:
     """Return if *slot* can be asked for in the *check_timeout* seconds that a check has; raise if not."""
+    topology.mark_stale()
     address = yield from topology.discover(slot, deadline)
     if topology.has_other_servers:  # the next probe finds the primary that has replaced a silent one
         deadline = min(deadline, monotonic() + max(check_timeout, LOST_AFTER))

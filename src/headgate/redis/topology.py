@@ -56,6 +56,10 @@ class Topology(Protocol):
         """Note that *address* does not answer, or no longer decides."""
         ...
 
+    def mark_stale(self) -> None:
+        """Note that what is known may be old: the next `discover` asks, however lately another did."""
+        ...
+
     def moved(self, slot: int, address: Address) -> None:
         """Note that *slot* is at *address* now, as a server has said."""
         ...
@@ -82,6 +86,9 @@ class Single:
 
     def mark_lost(self, address: Address) -> None:
         """There is no other server to ask."""
+
+    def mark_stale(self) -> None:
+        """There is nothing to ask for."""
 
     def moved(self, slot: int, address: Address) -> None:
         raise ConnectionError(
@@ -132,6 +139,9 @@ class Sentinel:
     def mark_lost(self, address: Address) -> None:
         self._primary = None
 
+    def mark_stale(self) -> None:
+        """`discover` asks each time."""
+
     def moved(self, slot: int, address: Address) -> None:
         raise ConnectionError("the server belongs to a Cluster: use redis+cluster://")
 
@@ -180,6 +190,9 @@ class Cluster:
 
     def mark_lost(self, address: Address) -> None:
         """The map stays: `discover`, which a retry calls first, reads it again."""
+
+    def mark_stale(self) -> None:
+        self._read_again_at = 0.0
 
     def moved(self, slot: int, address: Address) -> None:
         self._slots[slot] = address
