@@ -11,6 +11,7 @@ if limiter.try_acquire("user:123"):
 # rule.py          what a limiter enforces: name, quotas, algorithm
 # decision.py      the answer to one check
 # limiter.py       Limiter and AsyncLimiter
+# booking.py       slots: places in time that a limiter gives
 # joint.py         several limiters and keys at once, all or nothing
 # decorators.py    a limit around a function or a block
 # fallback.py      what to answer when the store cannot

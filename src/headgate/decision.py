@@ -84,7 +84,8 @@ class Decision:
 
     @property
     def remaining(self) -> int:
-        return self._units.limit + (-self._used // self._units.cost)
+        left = self._units.limit + (-self._used // self._units.cost)
+        return left if left > 0 else 0  # below 0: bookings are ahead
 
     @property
     def reset_us(self) -> int:

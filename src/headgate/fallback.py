@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from time import monotonic
 
 from headgate._lifecycle import renew_after_fork
-from headgate.clock import Clock
+from headgate.algorithms.booking import BOOKED, DENIED, Booked, Booking
+from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision, decision
 from headgate.errors import StoreUnavailable
 from headgate.rule import Rule, check_policy
@@ -43,6 +44,7 @@ class Fallback:
         self.answers = 0  # how many this policy has given
         self.refused_at = 0.0  # monotonic; 0: the store decides
         self._logged_at = -math.inf
+        self._clock = clock or SYSTEM_CLOCK
         self.local = MemoryStore(clock=clock).open(rule) if policy == "local" else None
         self.after_fork()
         renew_after_fork(self)
@@ -66,6 +68,17 @@ class Fallback:
         if self.local and made.allowed and not unsure:  # the store may have spent it: a debt would charge it twice
             self.record_debt(key, permits)
         return made
+
+    def book(self, asked: Booking, error: Exception, *, refused: bool, unsure: bool) -> Booked:
+        """Answer a booking that the store did not: allow gives a slot now, local one of the limiter in this process."""
+        self.record_failure(error, refused=refused)
+        if self.local is None:
+            made, now = self._fixed_answer(asked.permits), self._clock.now()
+            return Booked(BOOKED if made.allowed else DENIED, now, now, asked.permits, made)
+        booked: Booked = self.local.book(asked)
+        if booked.outcome == BOOKED and not unsure:
+            self.record_debt(asked.key, asked.permits)
+        return booked._replace(decision=_degraded(booked.decision))
 
     def peek(self, key: str, permits: int, error: Exception, *, refused: bool) -> Decision:
         self.record_failure(error, refused=refused)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
+from headgate.algorithms.booking import Booked
+from headgate.booking import GRACE, WITHIN, AsyncSlot, Slot, check_booked, check_booking
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.decorators import AsyncGuard, Guard, Key
@@ -153,6 +155,24 @@ class Limiter(TryAcquire, _OnStore):
         key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
         return self._wait(pace(self.rule, key, permits, timeout), key, permits, SignalSafeEvent())
 
+    def book(
+        self, key: str, id: str | None = None, permits: int = 1, *, within: float = WITHIN, grace: float = GRACE
+    ) -> Slot:
+        """Book a place in time for *permits*: at ``slot.delay`` seconds from now, behind all earlier bookings.
+
+        For work that is done later, at the pace of the limit, as in a job queue. The same *id* gets the same slot again
+        until *grace* seconds after it, so a job may ask each time that it is delivered; then it is booked anew. Raises
+        `RateLimited`, with nothing spent, if the slot would be later than *within* seconds. One round trip.
+        """
+        asked = check_booking(self.rule, self._backend, key, id, permits, within, grace)
+        booked: Booked = self._backend.book(asked)  # type: ignore[attr-defined]  # checked by the line above
+        return Slot(asked, check_booked(asked, booked), self._cancel_slot)
+
+    def _cancel_slot(self, key: str, id: str) -> bool:
+        done: bool = self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # it was booked there
+        self._waiters.wake(key)
+        return done
+
     def peek(self, key: str, permits: int = 1) -> Decision:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
         return self._backend.peek(key, permits)
@@ -257,6 +277,19 @@ class AsyncLimiter(_OnStore):
         """
         key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
         return await self._wait(pace(self.rule, key, permits, timeout), key, permits, asyncio.Event())
+
+    async def book(
+        self, key: str, id: str | None = None, permits: int = 1, *, within: float = WITHIN, grace: float = GRACE
+    ) -> AsyncSlot:
+        """Book a place in time for *permits*, as `Limiter.book` does. A task that is cancelled here books nothing."""
+        asked = check_booking(self.rule, self._backend, key, id, permits, within, grace)
+        booked: Booked = await self._backend.book(asked)  # type: ignore[attr-defined]  # checked by the line above
+        return AsyncSlot(asked, check_booked(asked, booked), self._cancel_slot)
+
+    async def _cancel_slot(self, key: str, id: str) -> bool:
+        done: bool = await self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # it was booked there
+        self._waiters.wake(key)
+        return done
 
     async def peek(self, key: str, permits: int = 1) -> Decision:
         """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""

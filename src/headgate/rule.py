@@ -11,6 +11,7 @@ from headgate.algorithms import AlgorithmName as AlgorithmName
 from headgate.algorithms import Start as Start
 from headgate.algorithms.algorithm import Algorithm
 from headgate.algorithms.all_of import AllOf
+from headgate.algorithms.bucket import Bucket
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
 from headgate.keys import check_key
 from headgate.quota import FORM, Quota
@@ -36,6 +37,11 @@ class Rule:
         self.parts: list[Algorithm[Any]] = [self.spec.make(quota) for quota in self.quotas]
         self.algorithm = self.parts[0] if len(self.parts) == 1 else AllOf(self.parts)
         self.capacity = self.algorithm.limit
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether its quotas are buckets, which refill all the time and can be booked."""
+        return isinstance(self.parts[0], Bucket)
 
     @property
     def label(self) -> tuple[object, ...]:

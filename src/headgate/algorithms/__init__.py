@@ -3,6 +3,7 @@
 algorithm.py               what an algorithm is
 all_of.py                  several quotas as one
 bucket.py                  the arithmetic of the three buckets
+booking.py                 places in time that are booked in buckets
 token_bucket.py            a full bucket lets a burst through, then calls pass at the rate of the refill
 leaky_bucket.py            the same calls, and their times are evenly spaced
 gcra.py                    the same calls, with the time of the next one as the only state

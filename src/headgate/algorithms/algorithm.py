@@ -105,10 +105,11 @@ class IntegerState(Algorithm[int]):
         allowed, used, _, _, after = self.take(state, now, permits)
         if allowed:
             return after
-        return self.take(state, now, self.limit + (-used // self.cost))[4]  # a debt: all that is left is spent
+        left = max(self.limit + (-used // self.cost), 0)
+        return self.take(state, now, left)[4]  # a debt: all that is left is spent
 
     def remaining(self, state: int, now: int) -> int:
-        return self.limit + (-self.take(state, now, 0)[1] // self.cost)
+        return max(self.limit + (-self.take(state, now, 0)[1] // self.cost), 0)
 
     def is_expired(self, state: int, now: int) -> bool:
         return self.take(state, now, 0)[2] == 0

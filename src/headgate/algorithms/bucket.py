@@ -8,6 +8,9 @@ over the *debt*: what is missing from a full bucket. The three files beside this
 Exact in integers: a microsecond brings *rate* units and a permit costs *cost* of them, the period and the limit
 with their common divisor taken out. 10/second is 1 unit a microsecond and 100,000 a permit; 7/second is 7 and
 1,000,000. Numbers stay below 2**52 so that Lua, whose numbers are doubles, computes every one of them exactly.
+
+Bookings (see `headgate.algorithms.booking`) spend at moments to come, so a debt may be more than a full bucket. Then
+every call is denied until so much of it is paid that the call finds room.
 """
 
 from __future__ import annotations
@@ -39,11 +42,20 @@ class Bucket(IntegerState):
         if debt < 0:
             debt = 0
         after = debt + multiply(permits, self.cost)
-        if after > self.room:
+        if after > self.room and permits > 0:
             return False, debt, debt, after - self.room, state
         if after < 0:
             after = 0
         return True, after, after, 0, start + after
+
+    def wait_for(self, state: int, now: int, permits: int) -> int:
+        """Microseconds until *permits* can be had, if no other call comes first."""
+        retry = self.take(state, now, permits)[3]
+        return -(-retry // self.rate)
+
+    def spend_at(self, state: int, at: int, permits: int) -> int:
+        """The state after *permits* are spent at the moment *at*, now or later; there must be room for them then."""
+        return max(state, multiply(at, self.rate)) + multiply(permits, self.cost)
 
     def lua_arguments(self) -> tuple[int, ...]:
         fill_us = -(-self.room // self.rate)
@@ -60,18 +72,25 @@ local function quota(a)
   return q, a + 4
 end
 
-local function owed(debt, q)
-  if debt > q.room then return q.room, true end
+local function owed(debt, q, booked)  -- booked: the debt as written, which bookings may make more than the room
+  local most = math.max(q.room, booked or 0)
+  if debt > most then return most, true end
   return math.max(debt, 0)
 end
 
 local function evaluate(debt, q, now, permits)
   local after = debt + permits * q.cost
   local short = after - q.room
-  if short > 0 then
-    return false, math.floor((q.room - debt) / q.cost), math.ceil(debt / q.rate), math.ceil(short / q.rate)
+  if short > 0 and permits > 0 then
+    local left = math.max(math.floor((q.room - debt) / q.cost), 0)
+    return false, left, math.ceil(debt / q.rate), math.ceil(short / q.rate)
   end
-  return true, math.floor(-short / q.cost), math.ceil(after / q.rate), 0
+  return true, math.max(math.floor(-short / q.cost), 0), math.ceil(after / q.rate), 0
+end
+
+local function booked_out(q, debt)  -- the quota with the time to live of a debt that is more than its room
+  local ttl = math.ceil(debt / q.rate / 1000000) + 1
+  return {limit = q.limit, cost = q.cost, rate = q.rate, room = q.room, ttl = ttl}
 end
 """
 

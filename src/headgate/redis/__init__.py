@@ -6,6 +6,7 @@ execute.py       how a call is made: breaker, server, retries, MOVED and ASK; a 
 sync_client.py   SyncExecutor and its connections, for threads
 shared_trips.py  SharedTrips: threads that ask a server at the same moment share a trip
 async_client.py  AsyncExecutor, for an event loop
+booking.py       the calls of a limiter that books
 batching.py      BatchSender: an event loop's connections, round trips and time-outs; refunds of cancelled calls
 merging.py       calls that travel together are few commands
 topology.py      which server to ask: single, Sentinel or Cluster

@@ -4,6 +4,7 @@ base.py          the contract of a store, and the stores that URLs name
 memory.py        MemoryStore: in this process
 key_table.py     KeyTable: the states of one limiter in a MemoryStore
 memory_joint.py  several limiters in one step of a MemoryStore
+memory_booking.py  slots of a MemoryStore
 shared/          SharedStore: in files that all processes of this machine map
 redis.py         RedisStore: in a Redis
 postgresql.py    PostgreSQLStore: in a PostgreSQL database

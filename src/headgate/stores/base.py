@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
+from headgate.algorithms.booking import Booked, Booking
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
@@ -126,6 +127,18 @@ class InProcessAsync:
         done: bool = self.backend.reset(key)
         return done
 
+    @property
+    def books(self) -> bool:
+        return takes_bookings(self.backend)
+
+    async def book(self, asked: Booking) -> Booked:
+        made: Booked = self.backend.book(asked)
+        return made
+
+    async def cancel_slot(self, key: str, id: str) -> bool:
+        done: bool = self.backend.cancel_slot(key, id)
+        return done
+
     def store_health(self) -> StoreHealth:
         health: StoreHealth = self.backend.store_health()
         return health
@@ -164,6 +177,28 @@ def is_per_process(store: Store) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- what a store may offer
+
+
+class BookingBackend(Backend, Protocol):
+    """A backend that keeps slots for `Limiter.book`, for rules of buckets; that for asyncio has the same, awaited."""
+
+    @property
+    def books(self) -> bool:
+        """Whether it does: some of its kind do not."""
+        ...
+
+    def book(self, asked: Booking) -> Booked:
+        """The arguments were checked. In an outage `on_store_error` answers."""
+        ...
+
+    def cancel_slot(self, key: str, id: str) -> bool:
+        """Give up a slot; whether its permits are given back."""
+        ...
+
+
+def takes_bookings(backend: Any) -> bool:
+    """Whether *backend* is a `BookingBackend`."""
+    return bool(getattr(backend, "books", False))
 
 
 class LeaseCall(NamedTuple):

@@ -77,6 +77,7 @@ class KeyTable:
         self.cursor = 0
         self.sweep_at = 0
         self.full_logged = False
+        self.slots: Any = None  # a `SlotTable`, from the first booking on
 
     def use_lock(self, lock: Any) -> None:
         self.lock: Any = lock
@@ -135,7 +136,29 @@ class KeyTable:
         with self.lock:
             if self.get(key) is not None:
                 self.states[key] = self.algorithm.initial()  # expired, so a sweep will drop it
+            if self.slots is not None:
+                self.slots.keys.pop(key, None)
         return True
+
+    @property
+    def books(self) -> bool:
+        return True
+
+    def book(self, asked: Any) -> Any:
+        return self.slot_table().book(asked)
+
+    def cancel_slot(self, key: Any, id: Any) -> bool:
+        done: bool = self.slot_table().cancel(key, id)
+        return done
+
+    def slot_table(self) -> Any:
+        """The `SlotTable` of this table."""
+        if self.slots is None:
+            from headgate.stores.memory_booking import SlotTable  # most limiters need none of it
+
+            with self.lock:
+                self.slots = self.slots or SlotTable(self)
+        return self.slots
 
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # memory is never down

@@ -1,7 +1,7 @@
 """A joint check in memory: several tables of one store in one step.
 
 The store's lock keeps other threads away, except from an `IntegerTable` whose single checks take none (where `LOCKED`
-is false). So the new states of such tables are worked out first, and `_save` puts all of them in place unless one has
+is false). So the new states of such tables are worked out first, and `save` puts all of them in place unless one has
 changed.
 """
 
@@ -112,7 +112,7 @@ def _spend(
             after.append(table.algorithm.consume(table.algorithm.initial(), nows[i], counts[i]))
         else:
             after.append(None)  # to consume may change the state in place: below, when all is sure
-    if not _save(tables, keys, before, after):
+    if not save(tables, keys, before, after):
         return False
     for i in range(len(tables)):
         if after[i] is None:
@@ -121,7 +121,7 @@ def _spend(
     return True
 
 
-def _save(tables: list[KeyTable], keys: list[Any], before: list[Any], after: list[Any]) -> bool:
+def save(tables: list[KeyTable], keys: list[Any], before: list[Any], after: list[Any]) -> bool:
     """Put the new states in the place of the old ones, if none of those has changed.
 
     Like `IntegerTable.try_acquire`, this runs no Python code when compiled, and allocates nothing that could start a

@@ -14,6 +14,7 @@ from headgate.clock import Clock
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
+from headgate.redis.booking import BookingScript
 from headgate.redis.health import HEALTH_TIMEOUT
 from headgate.redis.joint import JointScript
 from headgate.redis.script import LimiterScript, slot_of, tag_function
@@ -42,6 +43,8 @@ class RuleOnRedis(RuleOnServer):
     def __init__(self, store: RedisStore, rule: Rule, on_store_error: str) -> None:
         super().__init__(store, rule, on_store_error)
         self.script: LimiterScript = LimiterScript(rule, store.prefix, store.hash_keys, store.clock)
+        if rule.is_bucket:
+            self.booking = BookingScript(rule, self.script, store.prefix, store.hash_keys, store.clock)
 
 
 class RedisBackend(RuleOnRedis, RuleForThreads):

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol, Self
 
 from headgate._plan import arun, run
+from headgate.algorithms.booking import Booked, Booking
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.decision import Decision
 from headgate.fallback import Fallback
@@ -34,6 +35,12 @@ class RuleScript(Protocol):
     capacity: int
 
     def decision(self, reply: Any) -> Decision: ...
+
+
+class RuleBookings(Protocol):
+    """What a server runs for the bookings of a rule, and to reset a key with its slots."""
+
+    def booked(self, reply: Any, within: int) -> Booked: ...
 
 
 class ServerExecutor(Protocol):
@@ -75,6 +82,7 @@ class RuleOnServer:
     def __init__(self, store: ServerStore, rule: Rule, on_store_error: str) -> None:
         self.clock = store.clock or SYSTEM_CLOCK
         self.script: RuleScript
+        self.booking: RuleBookings | None = None  # None: this store keeps no slots
         self.fallback = Fallback(on_store_error, rule, store.clock)
         self._store = store
         self.time_limit: float | None = None  # seconds for a call; None: the store's time-out
@@ -146,11 +154,45 @@ class RuleOnServer:
         key = check_key(key)
         self.fallback.reset(key)
         try:
-            yield from executor.plan(self.script, LimiterCall("reset", key, 1), self.time_limit)
+            if self.booking is None:
+                yield from executor.plan(self.script, LimiterCall("reset", key, 1), self.time_limit)
+            else:
+                yield from executor.plan(self.booking, Booking("reset", key), self.time_limit)
         except self.store_errors as error:
             self.fallback.record_failure(error, refused=self.refused(error))
             return False
         return True
+
+    @property
+    def books(self) -> bool:
+        return self.booking is not None
+
+    def _book(self, executor: ServerExecutor, asked: Booking) -> Generator[Any, Any, Booked]:
+        fallback, key, time_limit = self.fallback, asked.key, self.time_limit
+        assert self.booking is not None, "the limiter has checked it"
+        try:
+            if fallback.debts and (debt := fallback.take_debt(key)):
+                time_limit = yield from self.charge(executor, key, debt, time_limit)
+            reply = yield from executor.plan(self.booking, asked, time_limit)
+        except self.store_errors as error:
+            return fallback.book(asked, error, refused=self.refused(error), unsure=self.may_have_run(error))
+        if fallback.refused_at:
+            fallback.record_success()
+        booked = self.booking.booked(reply, asked.within)
+        if fallback.local:
+            fallback.follow_store(key, booked.decision)
+        return booked
+
+    def _cancel(self, executor: ServerExecutor, key: str, id: str) -> Generator[Any, Any, bool]:
+        asked = Booking("cancel", key, id)
+        if self.fallback.local and self.fallback.local.cancel_slot(key, id):
+            return True
+        try:
+            reply = yield from executor.plan(self.booking, asked, self.time_limit)
+        except self.store_errors as error:
+            self.fallback.record_failure(error, refused=self.refused(error))
+            return False
+        return bool(reply[0])
 
     def _health(self, executor: ServerExecutor | None) -> StoreHealth:
         """How the store has served the calls so far; sends nothing."""
@@ -183,6 +225,14 @@ class RuleForThreads(RuleOnServer):
         executor = self._store.sync_executor()
         return run(self._reset(executor, key), executor.answer)
 
+    def book(self, asked: Booking) -> Booked:
+        executor = self._store.sync_executor()
+        return run(self._book(executor, asked), executor.answer)
+
+    def cancel_slot(self, key: str, id: str) -> bool:
+        executor = self._store.sync_executor()
+        return run(self._cancel(executor, key, id), executor.answer)
+
     def store_health(self) -> StoreHealth:
         return self._health(self._store.sync_executor())
 
@@ -205,6 +255,14 @@ class RuleForTasks(RuleOnServer):
     async def reset(self, key: str) -> bool:
         executor = self._store.async_executor()
         return await arun(self._reset(executor, key), executor.answer)
+
+    async def book(self, asked: Booking) -> Booked:
+        executor = self._store.async_executor()
+        return await arun(self._book(executor, asked), executor.answer)
+
+    async def cancel_slot(self, key: str, id: str) -> bool:
+        executor = self._store.async_executor()
+        return await arun(self._cancel(executor, key, id), executor.answer)
 
     def store_health(self) -> StoreHealth:
         return self._health(self._store.latest_executor())
