@@ -39,6 +39,7 @@ if limiter.try_acquire("user:123"):
 
 from typing import TYPE_CHECKING, Any
 
+from headgate.booking import AsyncSlot, Slot
 from headgate.decision import COMPILED, Decision
 from headgate.errors import (
     CircuitOpen,
@@ -52,6 +53,7 @@ from headgate.errors import (
     PoolExhausted,
     QueueFull,
     RateLimited,
+    SlotMismatch,
     StoreUnavailable,
 )
 from headgate.limiter import AsyncLimiter, Limiter
@@ -68,6 +70,7 @@ __all__ = [
     "AlgorithmName",
     "AsyncHybridLimiter",
     "AsyncLimiter",
+    "AsyncSlot",
     "CircuitOpen",
     "Decision",
     "HeadgateError",
@@ -84,6 +87,8 @@ __all__ = [
     "QueueFull",
     "Quota",
     "RateLimited",
+    "Slot",
+    "SlotMismatch",
     "StoreUnavailable",
 ]
 

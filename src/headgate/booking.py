@@ -15,7 +15,7 @@ from typing import Any
 from headgate.algorithms.booking import DENIED, EXACT, KNOWN, Booked, Booking
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import MICROSECONDS
-from headgate.errors import InvalidPermits, RateLimited
+from headgate.errors import RateLimited, SlotMismatch
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import takes_bookings
@@ -33,6 +33,7 @@ class BookedSlot:
     key, id   what it was booked for
     permits   what it spends
     again     whether the id had it already
+    decision  how the quotas stand with it
     degraded  the store was down and ``on_store_error`` gave it
     """
 
@@ -43,6 +44,7 @@ class BookedSlot:
         self.delay = max(booked.at - booked.now, 0) / MICROSECONDS
         self.at = booked.at / MICROSECONDS
         self.again = booked.outcome == KNOWN
+        self.decision = booked.decision
         self.degraded = booked.decision.degraded
 
     def __repr__(self) -> str:
@@ -80,16 +82,7 @@ def check_booking(
     rule: Rule, backend: object, key: str, id: str | None, permits: int, within: float, grace: float
 ) -> Booking:
     """The booking with these arguments; raises if the rule or its store cannot make it."""
-    if not rule.is_bucket:
-        raise ValueError(
-            f"book() needs a bucket, this limiter is {rule.kind}, in which no place is known before its window begins; "
-            "use algorithm='token_bucket', 'gcra' or 'leaky_bucket'"
-        )
-    if not takes_bookings(backend):
-        raise ValueError(
-            f"book() needs a Limiter or AsyncLimiter on a store that keeps slots, memory:// or redis://; "
-            f"{type(backend).__name__} keeps none"
-        )
+    _check_bookable(rule, backend)
     asked = Booking(
         "book",
         check_key(key),
@@ -104,12 +97,31 @@ def check_booking(
     return asked
 
 
+def check_cancel(rule: Rule, backend: object, key: str, id: str) -> tuple[str, str]:
+    """The key and the id of a slot to cancel; raises if there can be no such slot."""
+    _check_bookable(rule, backend)
+    return check_key(key), check_key(id, "id")
+
+
+def _check_bookable(rule: Rule, backend: object) -> None:
+    if not rule.is_bucket:
+        raise ValueError(
+            f"book() needs a bucket, this limiter is {rule.kind}, in which no place is known before its window begins; "
+            "use algorithm='token_bucket', 'gcra' or 'leaky_bucket'"
+        )
+    if not takes_bookings(backend):
+        raise ValueError(
+            f"book() needs a Limiter or AsyncLimiter on a store that keeps slots, memory:// or redis://; "
+            f"{type(backend).__name__} keeps none"
+        )
+
+
 def check_booked(asked: Booking, booked: Booked) -> Booked:
     """Return *booked* if it is a slot for what was asked; else raise."""
     if booked.outcome == DENIED:
         raise RateLimited(asked.key, booked.decision)
     if booked.permits != asked.permits:
-        raise InvalidPermits(
+        raise SlotMismatch(
             f"{asked.id!r} has a slot of {booked.permits} permits, not {asked.permits}; cancel it, or choose another id"
         )
     return booked

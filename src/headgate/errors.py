@@ -4,7 +4,8 @@
     ├── InvalidQuota        (ValueError)  the quota does not parse, or does not fit the algorithm
     ├── InvalidKey          (ValueError)  the key is empty, too long or has control characters
     ├── InvalidPermits      (ValueError)  permits is not a whole number of at least 1
-    │   └── PermitsExceedLimit            more than the capacity: waiting would never help
+    │   ├── PermitsExceedLimit            more than the capacity: waiting would never help
+    │   └── SlotMismatch                  the id has booked a slot of other permits
     ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
     ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
     ├── LockTimeout         (TimeoutError)  the lock, or room in the semaphore, did not come free in time
@@ -42,6 +43,10 @@ class InvalidPermits(HeadgateError, ValueError):
 
 class PermitsExceedLimit(InvalidPermits):
     """More permits than the capacity: no wait would ever be long enough."""
+
+
+class SlotMismatch(InvalidPermits):
+    """The id of a booking has a slot of other permits already."""
 
 
 class RateLimited(HeadgateError):

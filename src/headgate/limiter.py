@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent, Wait, Waiter, WaiterQueue, WaiterRequest, acquire, pace
 from headgate.algorithms.booking import Booked
-from headgate.booking import GRACE, WITHIN, AsyncSlot, Slot, check_booked, check_booking
+from headgate.booking import GRACE, WITHIN, AsyncSlot, Slot, check_booked, check_booking, check_cancel
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.decorators import AsyncGuard, Guard, Key
@@ -166,10 +166,12 @@ class Limiter(TryAcquire, _OnStore):
         """
         asked = check_booking(self.rule, self._backend, key, id, permits, within, grace)
         booked: Booked = self._backend.book(asked)  # type: ignore[attr-defined]  # checked by the line above
-        return Slot(asked, check_booked(asked, booked), self._cancel_slot)
+        return Slot(asked, check_booked(asked, booked), self.cancel_slot)
 
-    def _cancel_slot(self, key: str, id: str) -> bool:
-        done: bool = self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # it was booked there
+    def cancel_slot(self, key: str, id: str) -> bool:
+        """What `Slot.cancel` does, for a caller that has no more than the id."""
+        key, id = check_cancel(self.rule, self._backend, key, id)
+        done: bool = self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # checked by the line above
         self._waiters.wake(key)
         return done
 
@@ -284,10 +286,12 @@ class AsyncLimiter(_OnStore):
         """Book a place in time for *permits*, as `Limiter.book` does. A task that is cancelled here books nothing."""
         asked = check_booking(self.rule, self._backend, key, id, permits, within, grace)
         booked: Booked = await self._backend.book(asked)  # type: ignore[attr-defined]  # checked by the line above
-        return AsyncSlot(asked, check_booked(asked, booked), self._cancel_slot)
+        return AsyncSlot(asked, check_booked(asked, booked), self.cancel_slot)
 
-    async def _cancel_slot(self, key: str, id: str) -> bool:
-        done: bool = await self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # it was booked there
+    async def cancel_slot(self, key: str, id: str) -> bool:
+        """What `AsyncSlot.cancel` does, for a caller that has no more than the id."""
+        key, id = check_cancel(self.rule, self._backend, key, id)
+        done: bool = await self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # checked by the line above
         self._waiters.wake(key)
         return done
 

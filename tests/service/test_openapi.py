@@ -23,5 +23,5 @@ def test_schemathesis_finds_nothing(start: Start, tmp_path: Path) -> None:
         [str(part) for part in (*command, *options)], cwd=tmp_path, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "Tested: 16" in done.stdout
+    assert "Tested: 18" in done.stdout
     assert "Traceback" not in service.log()

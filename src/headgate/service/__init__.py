@@ -9,6 +9,7 @@ certificates.py          their certificates, from files
 resp/                    the Redis protocol
 
 checks.py                check, remaining and reset; a query that was seen before is not parsed again
+bookings.py              book: places in time
 slots.py                 acquire, renew and release: slots of rules with concurrency
 forward.py               answers to proxies that ask before each request
 forwarded.py             what a proxy says of that request: parts of a key

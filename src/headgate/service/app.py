@@ -17,6 +17,7 @@ import msgspec
 
 from headgate.service import (
     batch,
+    bookings,
     checks,
     envoy_json,
     events,
@@ -81,6 +82,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/remaining": {"GET": checks.remaining},
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": batch.batch},
+    f"{API}/book": {"POST": bookings.book, "DELETE": bookings.cancel},
     f"{API}/acquire": {"POST": slots.acquire},
     f"{API}/renew": {"POST": slots.renew},
     f"{API}/release": {"POST": slots.release, "DELETE": slots.release},

@@ -142,3 +142,57 @@ class LeaseAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
     degraded: Annotated[bool, Meta(description="true when the store was down and the policy answered")] = False
     shadow: Annotated[bool, Meta(description="true when there is no such lease, under a shadow rule")] = False
     exempt: Annotated[bool, Meta(description="true when the client is exempt")] = False
+
+
+Seconds = Annotated[float, Meta(ge=0)]
+SlotId = Annotated[
+    str,
+    Meta(
+        description="names one piece of work, which gets its slot again when it asks again; 1 to 256 bytes of UTF-8",
+        examples=["job-4711"],
+        min_length=1,
+        max_length=MAX_BYTES,
+        extra_json_schema={"pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]+$"},  # as of a key
+    ),
+]
+
+
+class BookingRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A booking. Without an id the service makes one up."""
+
+    rule: RuleName | None = None
+    key: Key | None = None
+    algorithm: AlgorithmName | None = None
+    id: SlotId | None = None
+    permits: Permits | None = None
+    within: Annotated[Seconds, Meta(description="the latest slot, in seconds from now; 900 if left out")] | None = None
+    grace: Annotated[Seconds, Meta(description="seconds that the slot holds; 10 if left out")] | None = None
+
+
+class BookingAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """When the work may start; or, with nothing taken, that it would be too late."""
+
+    allowed: bool
+    key: str
+    algorithm: str
+    limit: Annotated[int, Meta(description="the capacity")]
+    id: Annotated[str, Meta(description="to ask again by, and to cancel")] | None = None
+    delaySeconds: Annotated[float, Meta(ge=0, description="0 if it may start now")] | None = None  # noqa: N815
+    at: Annotated[float, Meta(description="the same as seconds since the epoch, by the store's clock")] | None = None
+    again: Annotated[bool, Meta(description="true when the id had this slot already")] = False
+    retryAfterSeconds: Annotated[int, Meta(ge=0, description="0 when allowed, else at least 1")]  # noqa: N815
+    message: str
+    rule: str
+    degraded: Annotated[bool, Meta(description="true when the store was down and the policy answered")] = False
+    shadow: Annotated[bool, Meta(description="true when the rule would have delayed it, were it in force")] = False
+    exempt: Annotated[bool, Meta(description="true when the client is exempt")] = False
+
+
+class CancelAnswer(msgspec.Struct, kw_only=True):
+    """What became of a slot."""
+
+    cancelled: Annotated[bool, Meta(description="false: its time had come, or there is no such slot")]
+    key: str
+    id: str
+    message: str
+    rule: str

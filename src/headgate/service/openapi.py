@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import headgate
+from headgate.algorithms import ALGORITHMS
 from headgate.service.model import (
     Answer,
+    BookingAnswer,
+    BookingRequest,
+    CancelAnswer,
     Check,
     Checks,
     LeaseAnswer,
@@ -42,7 +46,7 @@ from headgate.service.rsgi import HTTPProtocol, Problem, Response, Scope, json_r
 if TYPE_CHECKING:
     from headgate.service.app import App, State
 
-TYPES = (Answer, Check, WaitingCheck, Problem)
+TYPES = (Answer, Check, WaitingCheck, BookingRequest, BookingAnswer, CancelAnswer, Problem)
 SLOT_TYPES = (SlotRequest, SlotLease, SlotAnswer, LeaseAnswer)  # in the document if a rule has concurrency
 
 
@@ -55,13 +59,15 @@ def describe(state: State) -> dict[str, Any]:
     slots = list(state.rule_set.concurrency_rules)
     types = [*TYPES, *(SLOT_TYPES if slots else ()), Checks]
     (_, schemas) = msgspec.json.schema_components(types, ref_template=REF)
-    for name in ("Check", "WaitingCheck"):
+    for name in ("Check", "WaitingCheck", "BookingRequest"):
         properties = schemas[name]["properties"]
         without_null(properties["rule"])["enum"] = [name for name in state.rule_set.rules if name not in slots]
         most = max(rule.capacity for rule in state.rule_set.compiled())
         permits = {"type": "integer", "minimum": 1, "maximum": most, "default": 1, "description": "how many to spend"}
         properties["permits"]["anyOf"] = [permits, {"type": "null"}]
     without_null(schemas["WaitingCheck"]["properties"]["wait"])["maximum"] = state.settings.max_wait
+    buckets = [name.upper() for name, spec in ALGORITHMS.items() if spec.takes_burst]
+    without_null(schemas["BookingRequest"]["properties"]["algorithm"])["enum"] = buckets
     return {
         "openapi": "3.1.0",
         "info": {
@@ -99,6 +105,16 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
     to_403 = {**allowed, "403": refused, **problems(400, 401, 404, 503)}
     named = [rule_in_path(schemas["Check"])]
     told = {"200": found, **problems(400, 401, 403, 414, 503)}
+    limits = ("X-RateLimit-Limit", "X-RateLimit-Remaining")
+    booked = {
+        "200": decided("a slot", name="BookingAnswer", headers=limits),
+        "429": decided("too late; nothing was taken", "Retry-After", name="BookingAnswer", headers=limits),
+        **problems(400, 401, 403, 408, 413, 414, 415, 503),
+        "409": problems(409)["409"] | {"description": "the id has a slot of other permits"},
+    }
+    named_slot = required(parameters(schemas["BookingRequest"]), "id")
+    cancelling = [each for each in named_slot if each["name"] not in ("permits", "within", "grace")]
+    cancelled = {"200": json_content("what became of it", "CancelAnswer"), **problems(400, 401, 403, 414, 503)}
     return {
         "/api/v1/rate-limit/check": {
             "get": operation("check", "Spend permits", check, query, tag="limits"),
@@ -124,6 +140,10 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
                 "batch",
                 "limits",
             )
+        },
+        "/api/v1/rate-limit/book": {
+            "post": operation("book", "Book a slot; a query works too", booked, [], "BookingRequest", "limits", False),
+            "delete": operation("cancel", "Give a slot up", cancelled, cancelling, tag="limits"),
         },
         "/api/v1/rate-limit/forward/{rule}": {
             "get": operation(

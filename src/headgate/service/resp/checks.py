@@ -1,16 +1,19 @@
-"""HEADGATE.CHECK, HEADGATE.PEEK and HEADGATE.RESET: the rules of the service, as its HTTP API applies them.
+"""HEADGATE.CHECK, .PEEK, .RESET and .BOOK: the rules of the service, as its HTTP API applies them.
 
 CHECK and PEEK are answered with five integers: allowed (1 or 0), limit, remaining, seconds after which a retry
-succeeds (0 if allowed), seconds until the key is as good as new. RESET is answered with OK.
+succeeds (0 if allowed), seconds until the key is as good as new. RESET is answered with OK. BOOK is answered with the
+first four of CHECK, and the milliseconds after which the work may start.
 """
 
 from __future__ import annotations
 
+import math
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from headgate.decision import Decision, decision
 from headgate.errors import InvalidKey, InvalidPermits, StoreUnavailable
+from headgate.service.bookings import book_slot, delay_of
 from headgate.service.checks import reset_key
 from headgate.service.event_log import log_reset
 from headgate.service.resolve import keys_to_reset, resolve_request
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from headgate.service.resp.connection import RespConnection
 
 FORM = "rule key [permits]"
+BOOK_FORM = "rule key id [permits]"
 
 
 def check(connection: RespConnection, words: Command) -> bytes | LaterReply:
@@ -60,6 +64,30 @@ async def _check_later(connection: RespConnection, rule: CompiledRule, key: str,
     except StoreUnavailable as reason:
         raise store_unavailable(connection.app, rule, key, reason) from None
     return _counted(connection.app, rule, key, made, began)
+
+
+def book(connection: RespConnection, words: Command) -> bytes | LaterReply:
+    """HEADGATE.BOOK rule key id [permits]: a slot for the id."""
+    if not connection.may_check:
+        return connection.refusal("check")
+    try:
+        name, given_key, permits = parse_words(words, BOOK_FORM, least=1, first=4)
+        if len(words) < 4:
+            raise HTTPError(400, f"usage: HEADGATE.BOOK {BOOK_FORM}")
+        rule, key, exempt = resolve_request(connection.app.state, connection.scope, name, None, given_key)
+    except HTTPError as reason:
+        return connection.problem(reason.detail)
+    reply = _book(connection, rule, key, exempt, key_text(words[3]), permits)
+    return now_or_later(connection, rule.take_now is not None, key, reply)
+
+
+async def _book(connection: RespConnection, rule: CompiledRule, key: str, exempt: bool, id: str, permits: int) -> bytes:
+    began = perf_counter_ns()
+    slot, made = await book_slot(connection.app, rule, key, exempt, id, permits)
+    allowed = record(connection.app, rule, key, made, perf_counter_ns() - began)
+    retry = 0 if allowed else -(-made.retry_us // 1_000_000) or 1
+    delay = math.ceil(delay_of(rule, slot) * 1000)
+    return integers((allowed, made.limit, made.remaining, retry, delay))
 
 
 def _counted(app: App, rule: CompiledRule, key: str, made: Decision, began: int) -> bytes:

@@ -23,6 +23,7 @@ LIMITING: dict[bytes, CommandFunction] = {
     b"HEADGATE.CHECK": checks.check,
     b"HEADGATE.PEEK": checks.peek,
     b"HEADGATE.RESET": checks.reset,
+    b"HEADGATE.BOOK": checks.book,
     b"HEADGATE.ACQUIRE": slots.acquire,
     b"HEADGATE.RENEW": slots.renew,
     b"HEADGATE.RELEASE": slots.release,

@@ -203,6 +203,7 @@ OWN = {
     "headgate.check": OwnCommand(3, 2, "Spends permits of a rule from a key"),
     "headgate.peek": OwnCommand(3, 2, "What is left of a key under a rule; spends nothing"),
     "headgate.reset": OwnCommand(3, 2, "Forgets a key under a rule"),
+    "headgate.book": OwnCommand(4, 2, "Books a slot of a rule: when work may start"),
     "headgate.acquire": OwnCommand(3, 2, "Takes slots of a rule with concurrency, on lease"),
     "headgate.renew": OwnCommand(4, 2, "Starts the time of a lease again"),
     "headgate.release": OwnCommand(4, 2, "Ends a lease"),
