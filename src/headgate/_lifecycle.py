@@ -6,8 +6,9 @@ import atexit
 import os
 import sys
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
 
 
 class ForkAware(Protocol):
@@ -76,3 +77,27 @@ async def _finish_when_closed(finish: Callable[[], Awaitable[object]]) -> AsyncG
         yield
     finally:
         await finish()
+
+
+class Closable(Protocol):
+    """What makes calls from an event loop."""
+
+    async def aclose(self) -> None: ...
+
+
+class ClosingExchange:
+    """An async context manager: gives *exchange* on *executor* for the last calls of an event loop, then closes it.
+
+    A class and not a generator: an event loop that ends refuses new async generators.
+    """
+
+    def __init__(self, exchange: Callable[[Any, Any], Coroutine[Any, Any, Any]], executor: Closable | None) -> None:
+        self._exchange = exchange
+        self._executor = executor
+
+    async def __aenter__(self) -> Callable[[Any], Coroutine[Any, Any, Any]] | None:
+        return partial(self._exchange, self._executor) if self._executor else None
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._executor:
+            await self._executor.aclose()

@@ -10,8 +10,7 @@ from django.db import connections
 from django.test import override_settings
 
 from headgate.postgresql.url import parse_url
-from headgate.web.django.database import database_url
-from headgate.web.django.settings import current
+from headgate.web.django.settings import current, database_url
 from tests.support.postgres import PASSWORD, USER, PostgresServer
 from tests.web.django_site.site import Site
 

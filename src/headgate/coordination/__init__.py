@@ -20,7 +20,6 @@ queue_heartbeat.py   tells the store that the waiters in a WaitQueue are alive
 
 arguments.py         checks the arguments of all tools
 runner.py            runs operations, for threads and for asyncio; lets callers queue until one succeeds
-renewal.py           the heartbeat: renews locks, members and leases when they say that it is time
 background_retry.py  repeats a release, an undo or a report in the background until the store answers
 timers.py            the threads that make a call at its time, for renewal, background_retry and queue_heartbeat
 backend.py           what all tools on one store share; the states in memory

@@ -5,6 +5,10 @@ object, so that one thread of an executor may release what another has acquired.
 acquire failed: its release must not free the lock of the thread or task that got it.
 
 What an acquisition does in the store is written as plans (see `headgate._plan`).
+
+`keep_renewed` is the heartbeat of what is held: a timer of the backend starts each renewal, in its own thread, or for a
+lock of asyncio in the event loop of its holder. Its references are weak: if a holder drops its lock object without a
+release, the lock is not renewed and expires. What is renewed learns from the reply whether it is lost.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ import asyncio
 import os
 import secrets
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 from headgate.clock import MICROSECONDS
+from headgate.coordination.backend import running_loop
 from headgate.coordination.runner import Plan, Runner
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.timers import Timer
@@ -207,3 +212,38 @@ class Ownership:
             return None
         acquisition.released = True
         return acquisition
+
+
+class Renewable(Protocol):
+    """An acquisition of a lock or a semaphore, or a lease of a member, once it is granted."""
+
+    over: bool  # released or lost
+    timer: Timer | None
+
+    def renew(self) -> Plan[Any]: ...
+    def seconds_to_renewal(self) -> float: ...
+
+
+def keep_renewed(runner: Runner, held: Renewable, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Renew *held* again and again until it is over; in *loop*, or in a thread of the timers."""
+    if held.over:
+        return
+    reference = weakref.ref(held)
+
+    def due() -> None:
+        held = reference()
+        if held is None or held.over:
+            return
+        in_our_loop = runner.backend.in_process and running_loop() is loop  # a ManualClock was advanced there
+        if loop is None or in_our_loop:
+            runner.run(held.renew())
+            keep_renewed(runner, held, loop)
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: runner.start(_renew_in_loop(runner, held, loop)))
+
+    held.timer = runner.backend.timers.later(held.seconds_to_renewal(), due)
+
+
+async def _renew_in_loop(runner: Runner, held: Renewable, loop: asyncio.AbstractEventLoop) -> None:
+    await runner.arun(held.renew())
+    keep_renewed(runner, held, loop)

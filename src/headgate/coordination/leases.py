@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate.clock import MICROSECONDS
+from headgate.coordination.acquisition import keep_renewed
 from headgate.coordination.arguments import check_seconds_or_0
 from headgate.coordination.feedback import Feedback, Learn, checked_feedback, is_failure, of_response
-from headgate.coordination.renewal import keep_renewed
 from headgate.coordination.runner import Plan, Runner
 from headgate.coordination.states.machine import Operation
 from headgate.coordination.states.pool import UNANSWERED

@@ -4,7 +4,7 @@
         write(row, fence=lock.fence)
 
 The holder renews the lock every third of its TTL; a holder that dies loses it when the TTL is over. (`Acquisition` in
-acquisition.py says when, sends the renewal and learns of a loss; renewal.py is the timer.) No TTL can stop a holder
+acquisition.py says when, sends the renewal and learns of a loss.) No TTL can stop a holder
 that was paused and wakes up late, so each acquisition has a fence, a number that only grows: a database that refuses
 writes with a smaller fence than it has seen is safe from such a holder. `lost` and `ensure_held` tell that the lock is
 lost, before another holder can have it.
@@ -23,10 +23,9 @@ from typing import Any, Self, cast
 
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
-from headgate.coordination.acquisition import Acquisition, Event, HoldTerms, Ownership
+from headgate.coordination.acquisition import Acquisition, Event, HoldTerms, Ownership, keep_renewed
 from headgate.coordination.arguments import check_seconds, check_timeout, check_ttl, deadline_after
 from headgate.coordination.backend import running_task
-from headgate.coordination.renewal import keep_renewed
 from headgate.coordination.runner import AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
-from headgate.coordination.acquisition import Event
+from headgate.coordination.acquisition import Event, keep_renewed
 from headgate.coordination.arguments import check_count, check_seconds, check_ttl, deadline_after
-from headgate.coordination.renewal import keep_renewed
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.semaphore_leases import (
     AsyncSemaphoreLease,

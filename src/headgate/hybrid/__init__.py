@@ -16,7 +16,6 @@ ledger_sql.py       the same in PL/pgSQL
 redis_leases.py     runs the script on a `RedisStore`
 postgres_leases.py  calls the function on a `PostgreSQLStore`
 shared_leases.py    keeps ledgers in files of a `SharedStore`
-closing.py          gives leases back at the end of an event loop, on connections of its own
 
 In all of it Redis means the store of the ledgers, which may be a PostgreSQL or the files of ``shared://`` as well.
 

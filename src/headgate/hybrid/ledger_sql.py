@@ -12,23 +12,17 @@ transaction, so a client that is killed or stands still can neither leave half o
 
 from __future__ import annotations
 
+from headgate.hybrid import protocol
 from headgate.hybrid.ledger import FOREVER, LONGEST_INTERVAL, LONGEST_LEASE, STEP
-from headgate.hybrid.protocol import (
-    DRAINING_ABOVE,
-    DRAINING_FACTOR,
-    FULL_ABOVE,
-    MIN_REPORT_PART,
-    OK,
-    OVERSUBSCRIBED_ABOVE,
-    SHARE_FACTOR,
-    STALE,
-    VOID,
-)
 from headgate.postgresql.schema import parameters
 
 OPERATIONS = {"sync": 1, "release": 2, "reset": 3, "peek": 4}
 FIELDS = 14  # of a reply
 NUMBERS = 20  # of a call: six of its quota, three of its accuracy, eleven of its request
+_SHARED_NAMES = (  # of `headgate.hybrid.protocol`
+    *("OK", "STALE", "VOID", "FULL_ABOVE", "OVERSUBSCRIBED_ABOVE", "DRAINING_ABOVE", "DRAINING_FACTOR"),
+    *("MIN_REPORT_PART", "SHARE_FACTOR"),
+)
 MOST = 1 << 61  # no count of permits is as large, and its units still fit into a bigint
 
 TABLES = """
@@ -350,18 +344,9 @@ def _floor(number: str, divisor: str) -> str:
 
 def sync_function(prefix: str, clock: str) -> str:
     """The statement that makes the function; *clock* is the time in its SQL."""
-    names: dict[str, float] = {
-        "OK": OK,
-        "STALE": STALE,
-        "VOID": VOID,
-        "FOREVER": FOREVER,
-        "STEP": STEP,
-        "MOST": MOST,
-        "NUMBERS": NUMBERS,
-    }
-    names |= {"LONGEST_INTERVAL": LONGEST_INTERVAL, "LONGEST_LEASE": LONGEST_LEASE, "FULL_ABOVE": FULL_ABOVE}
-    names |= {"OVERSUBSCRIBED_ABOVE": OVERSUBSCRIBED_ABOVE, "DRAINING_ABOVE": DRAINING_ABOVE}
-    names |= {"DRAINING_FACTOR": DRAINING_FACTOR, "MIN_REPORT_PART": MIN_REPORT_PART, "SHARE_FACTOR": SHARE_FACTOR}
+    names = {name: getattr(protocol, name) for name in _SHARED_NAMES}
+    names |= {"FOREVER": FOREVER, "STEP": STEP, "MOST": MOST, "NUMBERS": NUMBERS}
+    names |= {"LONGEST_INTERVAL": LONGEST_INTERVAL, "LONGEST_LEASE": LONGEST_LEASE}
     floors = {"floor_free": _floor("s.free", "x"), "floor_used": _floor("x", "cost")}
     return FUNCTION.format(p=prefix, clock=clock, **names, **floors, **OPERATIONS)
 

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headgate._lifecycle import ClosingExchange
 from headgate._plan import arun, run
 from headgate.errors import StoreUnavailable
-from headgate.hybrid.closing import ClosingExchange
 from headgate.hybrid.ledger_sql import FIELDS, MOST, OPERATIONS, sync_sql
 from headgate.hybrid.protocol import LeaseReply
 from headgate.keys import digest, label

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
+from headgate._lifecycle import ClosingExchange
 from headgate.errors import StoreUnavailable
 from headgate.hybrid import script
-from headgate.hybrid.closing import ClosingExchange
 from headgate.hybrid.protocol import LeaseReply
 from headgate.keys import digest, hash_tag, label
 from headgate.rule import Rule

@@ -11,7 +11,6 @@ rest_framework.py  throttles for REST framework
 ninja.py           throttles for django-ninja
 throttles.py       what the throttles of both share
 settings.py        the setting HEADGATE
-database.py        a store in a database of the project
 limits.py          the limits of a project, and one request
 sources.py         what may be written as a key or as a rate
 answers.py         what a client gets that was refused, and the signal rate_limited
