@@ -31,6 +31,7 @@ from headgate.service import (
     slots,
 )
 from headgate.service.busy_keys import BusyKeys
+from headgate.service.client_limits import ClientLimits
 from headgate.service.concurrency_rules import refuse_slots_apart
 from headgate.service.doors import HTTPConnections
 from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
@@ -148,6 +149,7 @@ class App:
         self.bodies = BodyReader()
         self.batches = asyncio.Semaphore(batch.MAX_BATCHES)
         self.paced = PacedChecks()
+        self.client_limits = ClientLimits(self)
         self.waiting = 0
         self.watchers = 0
         self.outages = OutageLog()
