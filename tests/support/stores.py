@@ -31,6 +31,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.resp import ServiceInThread
 from tests.support.servers import KINDS, Server, quiet_port
 
+SERVICE_WHOLE = "HEADGATE_SERVICE_WHOLE" in os.environ  # the code of its client is that of Redis: soak runs the rest
 PATIENT = {"timeout": 20.0, "connect_timeout": 20.0}  # seconds; a busy machine is not what these tests are about
 
 
@@ -336,7 +337,7 @@ STORES = {
     "shared": Row(shared, processes=True, server=False),
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=kind == KINDS[0]) for kind in KINDS},
     "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
-    "service": Row(service, processes=True, outages=True, share=0.3),
+    "service": Row(service, processes=SERVICE_WHOLE, outages=SERVICE_WHOLE, whole=SERVICE_WHOLE, share=0.3),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),
     "sentinels": Row(sentinels, processes=True, whole=False, group="stores-sentinels"),

@@ -13,10 +13,11 @@ a retry succeeds. The others are answered with OK.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headgate.decision import Decision, decision
+from headgate.keys import digest
 from headgate.redis.script import REPLY_SIZE, pack, pack_arguments, pack_permits
 from headgate.rule import Rule, check_permits
 from headgate.stores.remote import LimiterCall
@@ -54,7 +55,8 @@ class LimiterCommands:
     repeatable = False  # a second run would spend a second time
     mergeable = False  # each call is a command; a batch is a pipeline of them
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, hash_keys: bool = False) -> None:
+        self.name_of: Callable[[str], str] = digest if hash_keys else str
         self.capacity = rule.capacity
         self.quota_count = len(rule.parts)
         if self.quota_count > MAX_QUOTAS:
@@ -70,7 +72,7 @@ class LimiterCommands:
     def command(self, calls: Sequence[LimiterCall], send_source: bool = False) -> bytes:
         """The command of one call."""
         [call] = calls
-        key = call.key.encode()
+        key = self.name_of(call.key).encode()
         return b"%b$%d\r\n%b\r\n%b" % (self._starts[call.op], len(key), key, pack_permits(call.permits))
 
     def decision(self, reply: Any) -> Decision:
@@ -110,8 +112,8 @@ class JointCommands:
         """The command of one call."""
         [call] = calls
         checks = zip(self.limiters, call.keys, call.permits, strict=True)
-        parts = [limiter.packed_rule + pack_arguments(key) + pack_permits(permits) for limiter, key, permits in checks]
-        return b"".join([self._start, *parts])
+        parts = [(one.packed_rule, pack_arguments(one.name_of(key)), pack_permits(count)) for one, key, count in checks]
+        return b"".join([self._start, *[word for part in parts for word in part]])
 
     def decisions(self, reply: Any) -> list[Decision]:
         """A decision for each check."""

@@ -339,7 +339,7 @@ class StoreOptions(TypedDict, total=False):
 
     max_keys: int  # memory, shared
     prefix: str  # redis, postgresql
-    hash_keys: bool  # redis, postgresql
+    hash_keys: bool  # redis, postgresql, service
     timeout: float  # redis, postgresql, service
     connect_timeout: float  # redis, postgresql, service
     max_connections: int  # redis, postgresql, service

@@ -22,6 +22,7 @@ from headgate.stores.base import StoreOptions
 from headgate.stores.remote import RuleForTasks, RuleForThreads, RuleOnServer
 from headgate.stores.remote_joint import JointScripts
 from headgate.stores.resp_store import RespStore, Source
+from headgate.stores.settings import check_flag
 
 if TYPE_CHECKING:
     from headgate.coordination.redis_states import RedisStates
@@ -81,9 +82,7 @@ class RedisStore(RespStore):
         super().__init__(_source(redis, options), "Redis")
         self.partitioned = self.url is not None and self.url.kind == "cluster"  # keys lie at different servers
         self.prefix = _check_prefix(prefix)
-        if not isinstance(hash_keys, bool):
-            raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
-        self.hash_keys = hash_keys
+        self.hash_keys = check_flag("hash_keys", hash_keys)
         self.clock = clock
         self.shared_objects: dict[str, Any] = {}  # what hybrid and coordination keep with the store
         self.joint_scripts = JointScripts(lambda parts: JointScript(parts, clock))

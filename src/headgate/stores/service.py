@@ -16,6 +16,7 @@ from headgate.stores.base import StoreOptions
 from headgate.stores.remote import RuleForTasks, RuleForThreads, RuleOnServer
 from headgate.stores.remote_joint import JointScripts
 from headgate.stores.resp_store import RespStore
+from headgate.stores.settings import check_flag
 
 
 class RuleOnService(RuleOnServer):
@@ -25,7 +26,7 @@ class RuleOnService(RuleOnServer):
 
     def __init__(self, store: ServiceStore, rule: Rule, on_store_error: str) -> None:
         super().__init__(store, rule, on_store_error)
-        self.script: LimiterCommands = LimiterCommands(rule)
+        self.script: LimiterCommands = LimiterCommands(rule, store.hash_keys)
 
     def may_have_run(self, error: Exception) -> bool:
         """Whether the call may have been made: the service says so if its own store did not answer."""
@@ -44,6 +45,7 @@ class ServiceStore(RespStore):
     """One headgate service, for limiters of either kind. It must allow limits of clients: `headgate serve` says how.
 
     url              headgate://:token@host:6380, its port of the Redis protocol; headgates:// for TLS
+    hash_keys        send a digest of the client's key instead of the key: the service sees no addresses
     timeout          seconds that a check may take in all; then on_store_error answers
     connect_timeout  seconds of those to connect
     min_connections  that `warm_up` opens; nothing connects before it or the first check
@@ -57,19 +59,24 @@ class ServiceStore(RespStore):
     kind = "service"
     partitioned = False
 
-    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[RedisOptions]) -> None:
+    def __init__(
+        self, url: str, *, hash_keys: bool = False, clock: Clock | None = None, **options: Unpack[RedisOptions]
+    ) -> None:
         known = RedisOptions.__annotations__
         if unknown := [name for name in options if name not in known]:
-            raise TypeError(f"ServiceStore has no option {unknown[0]!r}; known are {', '.join(known)}, clock")
+            raise TypeError(
+                f"ServiceStore has no option {unknown[0]!r}; known are {', '.join(known)}, hash_keys, clock"
+            )
         super().__init__(parse_service_url(url, **options), "headgate")
+        self.hash_keys = check_flag("hash_keys", hash_keys)
         self.clock = clock
         self.joint_scripts = JointScripts(JointCommands)
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> ServiceStore:
         """The store of a service's URL, without the options that are another store's."""
-        for name in ("max_keys", "prefix", "hash_keys"):
-            options.pop(name, None)  # type: ignore[misc]  # not a literal
+        options.pop("max_keys", None)
+        options.pop("prefix", None)
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # those are not there any more
 
     def open(self, rule: Rule, on_store_error: str = "allow") -> ServiceBackend:
