@@ -15,10 +15,11 @@ from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.joint import JointCheck, try_acquire_all_async
 from headgate.keys import check_key
+from headgate.redis.script import REPLY_SIZE
 from headgate.remote.commands import COMMAND, MAX_CHECKS, OPERATIONS, UNSURE
 from headgate.service.client_limits import ClientLimit
 from headgate.service.resp.replies import MAX_PERMITS, LaterReply, completed
-from headgate.service.resp.wire import OK, Command, error, integers
+from headgate.service.resp.wire import OK, Command, error
 from headgate.service.responses import record, store_unavailable
 from headgate.stores.remote import RuleOnServer
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 NEW_LIMIT_CALLS = 32  # calls that take as long as to open a limit
 MAX_CHARGES = 8  # times that a debt is charged anew because others spent first
+ONE = b"*%d\r\n" % REPLY_SIZE  # how the reply about one check begins
 USAGE = f"usage: {COMMAND} {'|'.join(OPERATIONS)} rule key permits, {COMMAND} all rule key permits ..., {COMMAND} ready"
 
 Check = tuple[ClientLimit, str, int]  # key and permits
@@ -63,7 +65,7 @@ def answer(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
         except StoreUnavailable as reason:
             return _failed(app, found, key, reason)
         record(app, found, key, made, perf_counter_ns() - began)
-        return _numbers([made])
+        return ONE + _numbers(made)
     if op == "all" and len(words) % 3 == 2 and 5 <= len(words) <= 2 + 3 * MAX_CHECKS:
         return _ask_all(app, [_check(app, words, at, 1) for at in range(2, len(words), 3)], began)
     if op == "ready" and len(words) == 2:
@@ -88,10 +90,10 @@ async def _ask(app: App, op: str, check: Check, began: int) -> bytes:
         if op == "take":
             made = await limiter.try_acquire(key, permits)
             record(app, found, key, made, perf_counter_ns() - began)
-            return _numbers([made])
+            return ONE + _numbers(made)
         if op in ("peek", "ready"):
             made = await limiter.peek(key, permits)
-            return _numbers([made]) if op == "peek" else OK
+            return ONE + _numbers(made) if op == "peek" else OK
         if op == "refund":
             await limiter.refund(key, permits)
         elif op == "reset":
@@ -116,7 +118,7 @@ async def _ask_all(app: App, checks: Sequence[Check], began: int) -> bytes:
     for (found, key, _), decision in zip(checks, made, strict=True):
         if spent or not decision:  # nothing was spent of those that would have allowed
             record(app, found, key, decision, perf_counter_ns() - began)
-    return _numbers(made)
+    return b"*%d\r\n" % (REPLY_SIZE * len(made)) + b"".join(map(_numbers, made))
 
 
 async def _charge(found: ClientLimit, key: str, permits: int) -> None:
@@ -127,9 +129,9 @@ async def _charge(found: ClientLimit, key: str, permits: int) -> None:
             return
 
 
-def _numbers(made: Sequence[Decision]) -> bytes:
-    rows = [(one.allowed, one.limit, one.remaining, one.reset_us, one.retry_us) for one in made]
-    return integers([number for row in rows for number in row])
+def _numbers(made: Decision) -> bytes:
+    numbers = (made.allowed, made.limit, made.remaining, made.reset_us, made.retry_us)
+    return b":%d\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n" % numbers
 
 
 def _failed(app: App, found: ClientLimit, key: str, reason: StoreUnavailable) -> bytes:
