@@ -88,10 +88,11 @@ async def together(urls: dict[str, str], keys: Sequence[str]) -> dict[str, list[
 
     for limiter in limiters.values():
         await asyncio.gather(*[limiter.peek("warm-up") for _ in range(TASKS)])
-    for turn in range(SLICES):
-        for one, limiter in limiters.items():
-            left = iter(keys[turn::SLICES])
-            await asyncio.gather(*[work(limiter, left, found[one]) for _ in range(TASKS)])
+    with quiet():
+        for turn in range(SLICES):
+            for one, limiter in limiters.items():
+                left = iter(keys[turn::SLICES])
+                await asyncio.gather(*[work(limiter, left, found[one]) for _ in range(TASKS)])
     for limiter in limiters.values():
         await limiter.aclose()
     return found
@@ -99,7 +100,7 @@ async def together(urls: dict[str, str], keys: Sequence[str]) -> dict[str, list[
 
 def one_round(urls: dict[str, str], keys: Sequence[str]) -> Figures:
     """Every contender once, in slices that take turns."""
-    lone, many = alone(urls, keys), asyncio.run(together(urls, keys * 4))
+    lone, many = alone(urls, keys), asyncio.run(together(urls, [*keys] * 4))
     found: Figures = {}
     for one in urls:
         (p50, p99), (tasks_p50, tasks_p99) = percentiles(lone[one]), percentiles(many[one])

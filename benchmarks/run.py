@@ -29,8 +29,8 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared")
-PARTS += ("postgresql", "remote")
+PARTS: tuple[str, ...] = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web")
+PARTS += ("shared", "postgresql", "remote")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,20 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import trustme
 
 from headgate import AsyncLimiter, Limiter, Quota
-from headgate.errors import StoreUnavailable
+from headgate.errors import PermitsExceedLimit, StoreUnavailable
+from headgate.joint import JointCheck, try_acquire_all
 from headgate.remote.commands import MAX_CHECKS, MAX_QUOTAS, parse_rule, rule_text
+from headgate.remote.http import ResponseParser, parse_replies
 from headgate.rule import POLICIES, Rule
 from headgate.service.settings import BadSetting, convert
 from headgate.stores import ServiceStore
 from tests.service.conftest import Start
 from tests.support.clocks import until
 from tests.support.pulse import Pulse
-from tests.support.resp import RespListener, RespSocket, port_of
+from tests.support.resp import RespListener, RespSocket, command, port_of
 from tests.support.servers import Server, free_port
-from tests.support.service import Service
+from tests.support.service import API, Service
 
 PATIENT = "timeout=20&connect_timeout=20"
 RULE = "token_bucket|5/30d|default"
@@ -358,3 +362,125 @@ def test_wrong_urls(url: str) -> None:
     with pytest.raises(ValueError, match=WRONG_URLS[url]) as caught:
         Limiter("5/second", store=url)
     assert SECRET not in str(caught.value) and "write headgate://:token@host:6380" in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------------- over HTTP
+
+
+def http_url(service: Service, token: str = "ask") -> str:
+    return f"headgate+http://{f':{token}@' if token else ''}127.0.0.1:{service.port}?{PATIENT}"
+
+
+def test_http_is_the_same(serving: Service) -> None:
+    """Limiters over HTTP and over the other port share every state; all calls and joint checks work."""
+    with (
+        Limiter(["50/30d", "90/300d"], store=http_url(serving), name="both", on_store_error="raise") as over_http,
+        Limiter(
+            ["50/30d", "90/300d"], store=url_of(serving, token="ask"), name="both", on_store_error="raise"
+        ) as other,
+    ):
+        assert over_http.try_acquire("k", 7).remaining == 43
+        assert other.try_acquire("k", 7).remaining == 36
+        assert over_http.refund("k", 4) and over_http.peek("k", 0).remaining == 40
+        second = Limiter("5/30d", store=over_http.store, name="second", on_store_error="raise")
+        assert all(try_acquire_all([JointCheck(over_http, "k", 10), JointCheck(second, "k", 5)]))
+        refused = try_acquire_all([JointCheck(over_http, "k", 10), JointCheck(second, "k", 1)])
+        assert [bool(decision) for decision in refused] == [True, False]
+        assert other.peek("k", 0).remaining == 30
+        assert over_http.reset("k") and other.peek("k", 0).remaining == 50
+        health = over_http.health()
+        assert (health.healthy, health.reason, health.role) == (True, "ok", "master") and health.version
+        with pytest.raises(PermitsExceedLimit):
+            over_http.try_acquire("k", 51)
+
+
+def test_http_tokens(serving: Service) -> None:
+    """Every call of a batch is refused, not only the first."""
+
+    async def refused(token: str) -> list[Any]:
+        store = http_url(serving, token)
+        async with AsyncLimiter("5/30d", store=store, name="tokens over HTTP", on_store_error="raise") as limiter:
+            calls = [limiter.try_acquire("k") for _ in range(70)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    for token, why in (("", "401: this needs a token"), ("wrong", "401: this needs"), ("look", "403: this token")):
+        found = asyncio.run(refused(token))
+        assert all(isinstance(error, StoreUnavailable) and why in str(error) for error in found), found
+
+
+def test_http_batches(serving: Service) -> None:
+    """256 tasks are four requests."""
+
+    async def main() -> None:
+        async with AsyncLimiter("200/30d", store=http_url(serving), name="tasks over HTTP") as limiter:
+            await limiter.peek("k")
+            executor = limiter.store.async_executor()  # type: ignore[attr-defined]  # of a store on a server
+            before = executor.round_trips
+            decisions = await asyncio.gather(*(limiter.try_acquire("k") for _ in range(256)))
+            assert sum(map(bool, decisions)) == 200 and not any(decision.degraded for decision in decisions)
+            assert executor.round_trips - before == 256 // 64
+
+    asyncio.run(main())
+
+
+def test_http_is_down(serving: Service) -> None:
+    """A port that is closed, or that speaks another protocol, is a policy."""
+    for port in (free_port(), port_of(serving)):
+        url = f"headgate+http://127.0.0.1:{port}?timeout=5"
+        with Limiter("5/30d", store=url, on_store_error="deny") as limiter:
+            assert [limiter.try_acquire("k").degraded for _ in range(4)] == [True] * 4
+            assert limiter.store_health().state == "open" and not limiter.health().healthy
+
+
+WRONG_BODIES = {
+    b"": "there is none",
+    b"*1\r\n$4\r\nPI": "the last command is not complete",
+    b"*1\r\n:5\r\n": "expected '\\$'",
+    command("PING") * 129: "at most 128 commands",
+}
+
+
+@pytest.mark.parametrize("body", WRONG_BODIES, ids=lambda body: repr(body[:12]))
+def test_wrong_bodies(body: bytes, serving: Service) -> None:
+    """What is no batch of commands is a 400, and nothing of it is done."""
+    found = serving.ask("POST", f"{API}/commands", body=body, headers={"authorization": "Bearer ask"})
+    assert found.status == 400 and re.search(WRONG_BODIES[body], found.problem)
+
+
+def test_other_commands(serving: Service) -> None:
+    """Over HTTP there is what the client needs, and no more."""
+    body = command("PING") + command("HEADGATE.CHECK", "login", "k") + command("HEADGATE.LIMIT", "steal")
+    found = serving.ask("POST", f"{API}/commands", body=body, headers={"authorization": "Bearer ask"})
+    first, second, third = parse_replies(found.body)
+    assert first == b"PONG" and "only HEADGATE.LIMIT" in str(second) and "usage" in str(third)
+
+
+RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 31\r\n\r\n*2\r\n:1\r\n:-5\r\n+OK\r\n-UNSURE why\r\n"
+
+
+def test_responses_in_pieces() -> None:
+    """However the bytes come, the replies are the same."""
+    for size in (1, 7, len(RESPONSE)):
+        parser = ResponseParser()
+        pieces = [RESPONSE[at : at + size] for at in range(0, len(RESPONSE), size)]
+        *before, found = [parser.feed(piece) for piece in pieces]
+        assert before == [None] * len(before) and isinstance(found, list)
+        assert found[:2] == [[1, -5], b"OK"] and str(found[2]) == "UNSURE why"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"-ERR no HTTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n*1\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnope\r\n",
+        b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\n{}",
+        b"x" * 70_000,
+    ],
+)
+def test_wrong_responses(data: bytes) -> None:
+    """What cannot be read is a lost connection, never an answer."""
+    with pytest.raises(redis.ConnectionError):
+        ResponseParser().feed(data)

@@ -393,6 +393,8 @@ SCHEMES = {
     "postgres://": _POSTGRESQL,
     "headgate://": _SERVICE,
     "headgates://": _SERVICE,
+    "headgate+http://": _SERVICE,
+    "headgate+https://": _SERVICE,
 }
 
 

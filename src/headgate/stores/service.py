@@ -44,7 +44,8 @@ class AsyncServiceBackend(RuleOnService, RuleForTasks):
 class ServiceStore(RespStore):
     """One headgate service, for limiters of either kind. It must allow limits of clients: `headgate serve` says how.
 
-    url              headgate://:token@host:6380, its port of the Redis protocol; headgates:// for TLS
+    url              headgate://:token@host:6380, its port of the Redis protocol; headgates:// for TLS. Where that port
+                     is closed: headgate+http://:token@host:8080, or headgate+https://
     hash_keys        send a digest of the client's key instead of the key: the service sees no addresses
     timeout          seconds that a check may take in all; then on_store_error answers
     connect_timeout  seconds of those to connect
