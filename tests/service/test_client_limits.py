@@ -373,11 +373,10 @@ def http_url(service: Service, token: str = "ask") -> str:
 
 def test_http_is_the_same(serving: Service) -> None:
     """Limiters over HTTP and over the other port share every state; all calls and joint checks work."""
+    quotas = ["50/30d", "90/300d"]
     with (
-        Limiter(["50/30d", "90/300d"], store=http_url(serving), name="both", on_store_error="raise") as over_http,
-        Limiter(
-            ["50/30d", "90/300d"], store=url_of(serving, token="ask"), name="both", on_store_error="raise"
-        ) as other,
+        Limiter(quotas, store=http_url(serving), name="both", on_store_error="raise") as over_http,
+        Limiter(quotas, store=url_of(serving, token="ask"), name="both", on_store_error="raise") as other,
     ):
         assert over_http.try_acquire("k", 7).remaining == 43
         assert other.try_acquire("k", 7).remaining == 36
