@@ -112,6 +112,7 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_SHARED_KILLS=100000 HEADGATE_SHARED_SECONDS=30 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/stores/test_shared_processes.py
+	@HEADGATE_SERVICE_WHOLE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(PYTEST_FLAGS) -k service tests/stores tests/algorithms
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@$(BIN)/python -m tests.coordination.soak

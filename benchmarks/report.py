@@ -194,6 +194,16 @@ class Report:
             table.add_row(name, f"{took:.0f}", f"{1e6 / took:,.0f}", style=style)
         self.console.print(table)
 
+    def remote(self, title: str, found: Mapping[str, Mapping[str, float]]) -> None:
+        """Show the percentiles of each contender, and their ratios to those of the first."""
+        first = next(iter(found.values()))
+        table = self._table(title, ["contender"], [*first, *(f"times {name}" for name in first)])
+        for name, figures in found.items():
+            cells = [f"{value:.0f}" for value in figures.values()]
+            cells += [f"{value / first[column]:.2f}" for column, value in figures.items()]
+            table.add_row(name, *cells, style="bold" if "://" in name else None)
+        self.console.print(table)
+
     def bars(self, bars: Sequence[Bar]) -> None:
         table = self._table("Bars", ["what"], ["need", "measured", ""])
         for bar in bars:

@@ -29,7 +29,8 @@ from benchmarks.team import ROOT, Row, Worker, interleave, speed_order
 from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
-PARTS = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web", "shared", "postgresql")
+PARTS: tuple[str, ...] = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web")
+PARTS += ("shared", "postgresql", "remote")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -362,6 +363,25 @@ def postgresql(plan: Plan, results: Results, progress: Progress, report: Report)
     results.bars += figures.postgresql_bars(found)
 
 
+def remote(plan: Plan, redis: str, results: Results, progress: Progress, report: Report) -> None:
+    """A service as the store, beside Redis itself: half and hundredth slowest of the checks."""
+    from benchmarks import remote as stores
+
+    path = plan.main_build[1]
+    with stores.running(redis, path) as urls:
+        progress.begin("remote", plan.rounds + 1)
+        rounds = []
+        for number in range(plan.rounds + 1):
+            progress.step("headgate://")
+            done = stores.measure(urls, plan.scale.redis_keys, path)
+            if number:  # the first is for warming up
+                rounds.append(done)
+        progress.end()
+    results.parts["remote"] = rounds
+    report.remote(f"A service as a store, {QUOTA}, microseconds", stores.medians(rounds))
+    results.bars += stores.bars(rounds)
+
+
 def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
     progress.begin("size", 100)
     with Worker(worker, {"part": "size", "libraries": [library], "keys": keys}, path) as child:
@@ -401,7 +421,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared", "remote"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -422,6 +442,8 @@ def run(plan: Plan) -> Results:
                 grpc(plan, server.url, results, progress, report)
             if "shared" in plan.parts:
                 shared(plan, server.socket, results, progress, report)
+            if "remote" in plan.parts:
+                remote(plan, server.url, results, progress, report)
     if "postgresql" in plan.parts:
         postgresql(plan, results, progress, report)
     if "web" in plan.parts:

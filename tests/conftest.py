@@ -19,7 +19,7 @@ from tests.support.clusters import Cluster, Sentinels
 from tests.support.postgres import PostgresServer
 from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
-from tests.support.stores import STORES, OneServer, OpenStores, postgresql, rows
+from tests.support.stores import STORES, OneServer, OpenStores, postgresql, rows, service
 
 pytest.register_assert_rewrite("tests.support.scenario")
 
@@ -265,7 +265,7 @@ def failing_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> 
         yield callers
 
 
-@pytest.fixture(params=rows(lambda row: row.outages and row.open is not postgresql))
+@pytest.fixture(params=rows(lambda row: row.outages and row.open not in (postgresql, service)))
 def redis_callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
     """Callers of one Redis or Valkey that can fail."""
     with _callers(request, open_stores) as callers:

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.resp import ServiceInThread
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +46,14 @@ def test_there_are_pages() -> None:
     assert ROOT / "README.md" in PAGES and len(PAGES) > 7
 
 
+@pytest.fixture
+def service_url() -> Iterator[str]:
+    """A service that takes limits from clients."""
+    service = ServiceInThread()
+    yield f"headgate://127.0.0.1:{service.port}?timeout=20"
+    service.forget()
+
+
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_runs(page: Path, redis_server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One block after the other, as a reader would type them; those marked `py` need what is not installed here."""
@@ -52,6 +62,8 @@ def test_python_runs(page: Path, redis_server: Server, tmp_path: Path, request: 
     code = code.replace("shared://myapp", f"shared://{tmp_path}")
     if (database := "postgresql://app:secret@localhost:5432/app") in code:
         code = code.replace(database, request.getfixturevalue("postgres_server").patient_url)
+    if (service := "headgate://:secret@localhost:6380") in code:
+        code = code.replace(service, request.getfixturevalue("service_url"))
     code = code.replace("    web.run_app(app)\n", "    pass\n")  # it serves until it is stopped
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr

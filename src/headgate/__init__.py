@@ -28,6 +28,7 @@ if limiter.try_acquire("user:123"):
 # stores/          where states are kept
 # redis/           how Redis is asked
 # postgresql/      how PostgreSQL is asked
+# remote/          how a headgate service is asked
 # hybrid/          HybridLimiter
 # simulate/        fleets of hybrid limiters, simulated
 # coordination/    lock, semaphore, circuit breaker, pool, queue

@@ -114,8 +114,8 @@ class Limiter(TryAcquire, _OnStore):
     quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
     algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
     start           of fixed windows: clock (they start at multiples of the period), or first (at a key's first call)
-    store           a URL (``memory://``, ``shared://name``, ``redis://host:port/db``, ``postgresql://host/db``) or a
-                    store object
+    store           a URL (``memory://``, ``shared://name``, ``redis://host:port/db``, ``postgresql://host/db``,
+                    ``headgate://host:port``) or a store object
     name            tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on
                     Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise

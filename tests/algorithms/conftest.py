@@ -7,7 +7,7 @@ import pytest
 
 from headgate.algorithms import ALGORITHMS, VARIANTS, AlgorithmSpec
 from tests.support.callers import Callers
-from tests.support.stores import OpenStores, rows
+from tests.support.stores import OpenStores, rows, service
 
 HOUR = 3600
 
@@ -23,7 +23,7 @@ def state_outlives_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(table, name, algorithm._replace(lua=lasting))
 
 
-@pytest.fixture(params=rows(lambda row: row.whole or row.outages))
+@pytest.fixture(params=rows(lambda row: row.whole or row.outages or row.open is service))
 def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Iterator[Callers]:
     """Callers of memory and of every kind of server."""
     name, colour = request.param

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import tempfile
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import hiredis
 
+from headgate.clock import Clock
 from headgate.service.app import App, State
+from headgate.service.client_limits import ClientLimits
 from headgate.service.files import LastGoodConfig, Sources
 from headgate.service.listeners import Listener, close_listeners
 from headgate.service.settings import Settings
@@ -94,9 +99,11 @@ def _plain(found: Any) -> Any:
 class RespListener:
     """A listener in this process, on an event loop that runs only inside `run`."""
 
-    def __init__(self, folder: Path, store: Store | None = None, token: str = "") -> None:
+    def __init__(
+        self, folder: Path, store: Store | None = None, token: str = "", port: int = 0, client_limits: int = 0
+    ) -> None:
         self.loop = asyncio.new_event_loop()
-        settings = Settings(resp_port=0)
+        settings = Settings(resp_port=port, client_limits=client_limits)
         create(folder / COUNTERS_FILE, 1, int(time.time()))
         self.app = App(Sources(None, {}, {}), settings, folder)
         own = self.app.counters.claim()
@@ -119,6 +126,63 @@ class RespListener:
         self.run(self.app.store.aclose())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
+
+
+class ServiceInThread:
+    """A listener for limits of clients, in a thread of its own. Its store is in memory, by *clock* if there is one."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock
+        self.port = 0
+        self._folder = tempfile.TemporaryDirectory(prefix="headgate-test-")
+        self.start()
+
+    def start(self) -> None:
+        """Listen, on the same port as before, with an empty store."""
+        self.store = MemoryStore(clock=self.clock)
+        self.listener = RespListener(Path(self._folder.name), self.store, port=self.port, client_limits=1000)
+        self.port = self.listener.port
+        self._thread = threading.Thread(target=self.listener.loop.run_forever, name="service", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cut all connections off, and listen no more."""
+        loop = self.listener.loop
+        if loop.is_closed():
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        for connection in list(self.listener.listener.connections):
+            connection.abort()
+        self.listener.close()
+
+    def clear(self) -> None:
+        """Forget all limits and states."""
+        app = self.listener.app
+        self.store = app.store = MemoryStore(clock=self.clock)
+        app.client_limits = ClientLimits(app)
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """The event loop stands still; the kernel takes connections and bytes."""
+        go_on = threading.Event()
+        self.listener.loop.call_soon_threadsafe(go_on.wait)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+    def forget(self) -> None:
+        self.stop()
+        self._folder.cleanup()
 
 
 class AsyncRespSocket:

@@ -23,13 +23,15 @@ import pytest
 import redis
 import redis.asyncio
 
-from headgate.stores import MemoryStore, RedisStore, SharedStore
+from headgate.stores import MemoryStore, RedisStore, ServiceStore, SharedStore
 from headgate.stores.thread_pool import ThreadPoolStore
 from tests.support.callers import COLOURS, Callers
 from tests.support.clusters import Cluster, Sentinels
 from tests.support.postgres import PostgresServer
+from tests.support.resp import ServiceInThread
 from tests.support.servers import KINDS, Server, quiet_port
 
+SERVICE_WHOLE = "HEADGATE_SERVICE_WHOLE" in os.environ  # the code of its client is that of Redis: soak runs the rest
 PATIENT = {"timeout": 20.0, "connect_timeout": 20.0}  # seconds; a busy machine is not what these tests are about
 
 
@@ -291,11 +293,51 @@ def postgresql() -> Iterator[OpenStore]:
         server.stop()
 
 
+class OneService(OpenStore):
+    """A headgate service with a store in memory; one more for each manual clock, as its store decides by that."""
+
+    def __init__(self, services: Callable[[Any], ServiceInThread]) -> None:
+        self.services = services
+        self.service = services(None)
+        super().__init__(f"headgate://127.0.0.1:{self.service.port}")
+        self.gone, self.silent = self.service.gone, self.service.silent  # type: ignore[method-assign]  # the same
+        self.by_clock: dict[Any, ServiceInThread] = {}
+
+    def connect(self, callers: Callers, clock: Any = None, **options: Any) -> dict[str, Any]:
+        service = self.service
+        if clock is not None:
+            service = self.by_clock.get(clock) or self.by_clock.setdefault(clock, self.services(clock))
+        store = ServiceStore(f"headgate://127.0.0.1:{service.port}", clock=clock, **{**PATIENT, **options})
+        callers.at_end(store.close if callers.colour == "sync" else store.aclose)
+        return {"store": store}
+
+    def clear(self) -> None:
+        self.service.clear()
+        while self.by_clock:
+            self.by_clock.popitem()[1].stop()
+
+    def count(self) -> int:
+        return len(self.service.store)
+
+
+@contextmanager
+def service() -> Iterator[OpenStore]:
+    with ExitStack() as ends:
+
+        def start(clock: Any) -> ServiceInThread:
+            started = ServiceInThread(clock)
+            ends.callback(started.forget)
+            return started
+
+        yield OneService(start)
+
+
 STORES = {
     "memory": Row(memory, server=False),
     "shared": Row(shared, processes=True, server=False),
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=kind == KINDS[0]) for kind in KINDS},
     "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
+    "service": Row(service, processes=SERVICE_WHOLE, outages=SERVICE_WHOLE, whole=SERVICE_WHOLE, share=0.3),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),
     "sentinels": Row(sentinels, processes=True, whole=False, group="stores-sentinels"),

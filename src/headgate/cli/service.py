@@ -29,6 +29,12 @@ def add_serve(commands: Any) -> None:
     parser.add_argument(
         "--store", help="memory:// (the default), shared://name, redis://host:port/db, postgresql://, ..."
     )
+    parser.add_argument(
+        "--client-limits",
+        type=int,
+        metavar="N",
+        help="limits that clients may bring along, with headgate:// (default 0)",
+    )
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
     parser.add_argument(
@@ -46,7 +52,7 @@ def serve(options: argparse.Namespace) -> int:
     from headgate.service.server import serve as run_service
     from headgate.service.settings import PORTS, BadFile
 
-    names = ("host", *PORTS, "store", "workers", "log_level", "log_format")
+    names = ("host", *PORTS, "store", "client_limits", "workers", "log_level", "log_format")
     given = {name: getattr(options, name) for name in names}
     try:
         run_service(sources(options.config, given))

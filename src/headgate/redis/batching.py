@@ -159,7 +159,8 @@ class BatchSender(Batches):
         """A new connection, not connected yet."""
         options = url.connection_options(self._address)
         # one time-out around a round trip replaces redis-py's around every read and write
-        made = _CONNECTIONS[url.connection](**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
+        kind = getattr(url.connection, "asyncio_class", None) or _CONNECTIONS[url.connection]
+        made = kind(**options, socket_timeout=None, retry=Retry(NoBackoff(), 0))
         self._connection_count += 1
         return made
 

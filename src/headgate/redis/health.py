@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import Any
 
 import redis.exceptions
-from redis.exceptions import BusyLoadingError, ClusterDownError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, ClusterDownError, MasterDownError, RedisError, ResponseError
 
 from headgate.redis.script import pack, text
 from headgate.redis.topology import ServerCommand, Topology, Unreached, cluster_is_ok
@@ -19,8 +19,10 @@ from headgate.redis.url import Address
 from headgate.stores.base import Health
 
 HEALTH_TIMEOUT = 1.0  # seconds for the whole check
+VERSIONS = ("headgate_version", "valkey_version", "redis_version")  # in INFO; the first that is there counts
 SLOW = 0.05  # seconds for a PING that is slow
 SKEW = 1.0  # seconds by which the server's clock may differ from this host's
+RUN_SCRIPT = pack("EVAL", "return 1", 0)  # a server may answer PING and hold scripts up
 LOST_AFTER = 0.6  # seconds of silence after which a probe gives up a server that may have been replaced
 
 
@@ -33,14 +35,14 @@ def examine(topology: Topology, check_timeout: float, deadline: float) -> Genera
         try:
             # found anew where there are several: a server of the URL may be a replica by now
             address = known or (yield from topology.discover(0, deadline))
-            return (yield from _examine(address, topology.partitioned, check_timeout, deadline))
+            return (yield from _examine(address, topology, check_timeout, deadline))
         except (RedisError, OSError) as error:
             problem = error
     return Health(False, _reason(problem), (f"{type(problem).__name__}: {problem}",))
 
 
 def _examine(
-    address: Address, partitioned: bool, check_timeout: float, deadline: float
+    address: Address, topology: Topology, check_timeout: float, deadline: float
 ) -> Generator[ServerCommand, Any, Health]:
     yield ServerCommand(address, pack("PING"), deadline)  # connects
     begun = monotonic()
@@ -50,11 +52,15 @@ def _examine(
         info = info_fields(text((yield ServerCommand(address, pack("INFO"), deadline))))
         seconds, micros = yield ServerCommand(address, pack("TIME"), deadline)
         skew = int(seconds) + int(micros) / 1_000_000 - time()
-        down = partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline)))
+        if topology.readiness:
+            yield ServerCommand(address, topology.readiness, deadline)
+        down = topology.partitioned and not cluster_is_ok(
+            (yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline))
+        )
     except (TimeoutError, redis.exceptions.TimeoutError):
         problem = f"it answers, but not everything within {HEALTH_TIMEOUT:.0f} s"
         return Health(False, "slow", (problem,), monotonic() - begun)
-    role, version = info.get("role", ""), info.get("valkey_version") or info.get("redis_version", "")
+    role, version = info.get("role", ""), next((info[name] for name in VERSIONS if name in info), "")
     problems = []
     reason = "ok"
     if down:
@@ -84,7 +90,7 @@ def probe(topology: Topology, slot: int, check_timeout: float, deadline: float) 
         deadline = min(deadline, monotonic() + max(check_timeout, LOST_AFTER))
     yield ServerCommand(address, pack("PING"), deadline)  # connects, which may take longer
     begun = monotonic()
-    yield ServerCommand(address, pack("EVAL", "return 1", 0), deadline)  # a server may answer PING and hold scripts up
+    yield ServerCommand(address, topology.readiness or RUN_SCRIPT, deadline)
     if (took := monotonic() - begun) > check_timeout:
         raise redis.exceptions.TimeoutError(f"it answers, but in {took:.2f} s, and a check has {check_timeout} s")
     if topology.partitioned and not cluster_is_ok((yield ServerCommand(address, pack("CLUSTER", "INFO"), deadline))):
@@ -106,8 +112,8 @@ def _reason(error: Exception | None) -> str:
     error = error.__cause__ if isinstance(error, Unreached) and isinstance(error.__cause__, Exception) else error
     if isinstance(error, BusyLoadingError):
         return "loading"
-    if isinstance(error, ClusterDownError):
+    if isinstance(error, ClusterDownError) and not isinstance(error, MasterDownError):
         return "cluster down"
-    if isinstance(error, ResponseError):
+    if isinstance(error, ResponseError) and not isinstance(error, MasterDownError):
         return "refuses"
     return "down"

@@ -37,6 +37,8 @@ Plan = Generator[ServerCommand, Any, Address]
 class Topology(Protocol):
     """What a caller must know of the servers."""
 
+    readiness: bytes  # the command of a probe, where it is not that of Redis
+
     partitioned: bool  # whether keys lie at different servers
     has_other_servers: bool  # whether `discover` may find another server for a slot whose server is lost
 
@@ -71,8 +73,9 @@ class Single:
     partitioned = False
     has_other_servers = False
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, readiness: bytes = b"") -> None:
         self._address = address
+        self.readiness = readiness
 
     def address(self, slot: int) -> Address:
         return self._address
@@ -99,6 +102,7 @@ class Single:
 class Sentinel:
     """The primary of a service, as the Sentinels name it; they are asked again whenever it is lost."""
 
+    readiness = b""
     partitioned = False
     has_other_servers = True
 
@@ -149,6 +153,7 @@ class Sentinel:
 class Cluster:
     """A map of 16,384 slots. MOVED of a server is believed at once; when a server is lost the map is read again."""
 
+    readiness = b""
     partitioned = True
     has_other_servers = True
 
@@ -207,7 +212,7 @@ def topology(url: RedisURL | None) -> Topology:
         return Sentinel(url)
     if url.kind == "cluster":
         return Cluster(url)
-    return Single(url.hosts[0])
+    return Single(url.hosts[0], url.readiness)
 
 
 def deciding_servers(topology: Topology, deadline: float) -> Generator[ServerCommand, Any, list[Address]]:

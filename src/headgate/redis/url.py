@@ -72,6 +72,7 @@ class RedisURL:
     min_connections: int = MIN_CONNECTIONS  # that a warm-up opens to each server
     retries: int | None = None  # how often a call is sent again where that is safe; None: see `execute.may_retry`
     retry_pause: float = RETRY_PAUSE
+    readiness: bytes = b""  # the command by which a probe sees that calls can be made; empty: that of Redis
 
     def connection_options(self, address: Address) -> dict[str, Any]:
         """The arguments of a redis-py connection to *address*, sync or async."""
@@ -94,14 +95,17 @@ class RedisOptions(TypedDict, total=False):
     retry_pause: float | None
 
 
-def parse_url(url: str, **options: Unpack[RedisOptions]) -> RedisURL:
-    """Parse a store's URL; *options* win over the URL's. Raises a ValueError that says what would be right."""
+def parse_url(url: str, *, written: str = "", form: str = FORM, **options: Unpack[RedisOptions]) -> RedisURL:
+    """Parse a store's URL; *options* win over the URL's. Raises a ValueError that says what would be right.
+
+    *written* and *form* are for messages about a URL that was written in another form.
+    """
     given = {name: _OURS[name](name, value) for name, value in options.items() if value is not None}
-    safe_url = without_secrets(url)
+    safe_url = without_secrets(written or url)
     try:
         return _read(url, safe_url, given)
     except (ValueError, TypeError, redis.RedisError) as error:
-        raise ValueError(f"cannot read the store URL {safe_url!r}: {error}; {FORM}") from None
+        raise ValueError(f"cannot read the store URL {safe_url!r}: {error}; {form}") from None
 
 
 def _read(url: str, safe_url: str, given: dict[str, Any]) -> RedisURL:

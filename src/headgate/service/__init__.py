@@ -20,6 +20,8 @@ resolve.py               from a request to its rule and key; `headgate.web.clien
 rules.py                 rules ready to decide
 keyed_rule.py            what every rule has: parts of its key, exempt clients, counters
 concurrency_rules.py     rules that limit concurrency: slots on lease
+client_commands.py       calls of limiters in other processes, over HTTP
+client_limits.py         limits whose rules clients bring along
 hybrid_rules.py          the limiters of hybrid rules: kept across reloads, counted, given back
 responses.py             from a decision to the counters, and to the response with its headers
 model.py                 the JSON of checks and answers

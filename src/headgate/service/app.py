@@ -19,6 +19,7 @@ from headgate.service import (
     batch,
     bookings,
     checks,
+    client_commands,
     envoy_json,
     events,
     forward,
@@ -31,6 +32,7 @@ from headgate.service import (
     slots,
 )
 from headgate.service.busy_keys import BusyKeys
+from headgate.service.client_limits import ClientLimits
 from headgate.service.concurrency_rules import refuse_slots_apart
 from headgate.service.doors import HTTPConnections
 from headgate.service.envoy_rules import EnvoyMeter, EnvoyRules
@@ -83,6 +85,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": batch.batch},
     f"{API}/book": {"POST": bookings.book, "DELETE": bookings.cancel},
+    f"{API}/commands": {"POST": client_commands.post},
     f"{API}/acquire": {"POST": slots.acquire},
     f"{API}/renew": {"POST": slots.renew},
     f"{API}/release": {"POST": slots.release, "DELETE": slots.release},
@@ -148,6 +151,7 @@ class App:
         self.bodies = BodyReader()
         self.batches = asyncio.Semaphore(batch.MAX_BATCHES)
         self.paced = PacedChecks()
+        self.client_limits = ClientLimits(self)
         self.waiting = 0
         self.watchers = 0
         self.outages = OutageLog()

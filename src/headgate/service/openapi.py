@@ -145,6 +145,15 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
             "post": operation("book", "Book a slot; a query works too", booked, [], "BookingRequest", "limits", False),
             "delete": operation("cancel", "Give a slot up", cancelled, cancelling, tag="limits"),
         },
+        "/api/v1/rate-limit/commands": {
+            "post": operation(
+                "commands",
+                "Calls of limiters in other processes; body and answer are in the Redis protocol",
+                {"200": {"description": "the replies, in order"}, **problems(400, 401, 403, 408, 413, 503)},
+                [],
+                tag="limits",
+            )
+        },
         "/api/v1/rate-limit/forward/{rule}": {
             "get": operation(
                 "forward", "Answer to a proxy; any method, the query is ignored", asked, named, tag="limits"

@@ -43,6 +43,8 @@ DEFAULT_WINDOW = "100/minute"
 NAME = re.compile("[A-Za-z0-9._-]{1,64}")  # of rules and plans: used in labels, header values and Redis keys
 KEY_PARTS = ("key", "address", "host", "method", "path")  # beside header:NAME
 THROTTLE_RULE = "cl.throttle"  # under which the limits of the command CL.THROTTLE are counted and kept
+CLIENT_RULE = "headgate.limit"  # under which the limits of clients are counted
+RESERVED = {THROTTLE_RULE: "the limits of the command CL.THROTTLE", CLIENT_RULE: "the limits of clients"}
 MAX_RULES = 2000  # shared_counters has room for each rule under one algorithm, and for the default under all
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -130,6 +132,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_keys: Annotated[int, Meta(ge=1, description="bound of the memory store")] = 1_000_000
     min_connections: Annotated[int | None, Meta(description="to each Redis, opened before the first check; 4")] = None
     max_connections: Annotated[int | None, Meta(description="to each Redis; a worker uses at most 4")] = None
+    client_limits: Annotated[
+        int, Meta(ge=0, le=100_000, description="limits that clients may bring along, with store headgate://; 0: none")
+    ] = 0
     retries: Annotated[int | None, Meta(description="of a call to Redis, where it is safe to send it again")] = None
     application: Annotated[str, Meta(description="a label of every metric")] = ""
     trusted_proxies: Annotated[list[str], Meta(description="proxies whose forwarded headers are trusted")] = []
@@ -264,8 +269,8 @@ def check(settings: Settings) -> None:
         raise BadSetting(("rules",), f"{len(settings.rules)} rules; at most {MAX_RULES} can be counted apart")
     for name, rule in settings.rules.items():
         _check_name(("rules", name), name)
-        if name == THROTTLE_RULE:
-            raise BadSetting(("rules", name), "the limits of the command CL.THROTTLE have this name; choose another")
+        if name in RESERVED:
+            raise BadSetting(("rules", name), f"{RESERVED[name]} have this name; choose another")
         _check_rule(("rules", name), name, rule, settings.plans)
     for path, why in problems(settings.envoy):
         raise BadSetting(("envoy", *path), why)

@@ -8,6 +8,8 @@ memory_booking.py  slots of a MemoryStore
 shared/          SharedStore: in files that all processes of this machine map
 redis.py         RedisStore: in a Redis
 postgresql.py    PostgreSQLStore: in a PostgreSQL database
+service.py       ServiceStore: in a running headgate service
+resp_store.py    what stores share whose server speaks the Redis protocol
 breaker.py       internal, not `coordination.CircuitBreaker`: calls are not sent to a server that does not answer
 probe.py         looks in the background whether that server is back
 connections.py   the connections of threads to a server: idle, in use, waited for
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from headgate.stores.memory import MemoryStore as MemoryStore
     from headgate.stores.postgresql import PostgreSQLStore as PostgreSQLStore
     from headgate.stores.redis import RedisStore as RedisStore
+    from headgate.stores.service import ServiceStore as ServiceStore
     from headgate.stores.shared import SharedStore as SharedStore
 
 

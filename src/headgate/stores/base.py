@@ -162,7 +162,7 @@ class Store(Protocol):
 
 
 def kind_of(store: Store) -> str:
-    """What a store says that it is (its `kind`), for people and for labels: memory, shared, redis, postgresql."""
+    """What a store says that it is (its `kind`), for people and labels: memory, shared, redis, postgresql, service."""
     return str(getattr(store, "kind", "other"))
 
 
@@ -339,13 +339,13 @@ class StoreOptions(TypedDict, total=False):
 
     max_keys: int  # memory, shared
     prefix: str  # redis, postgresql
-    hash_keys: bool  # redis, postgresql
-    timeout: float  # redis, postgresql
-    connect_timeout: float  # redis, postgresql
-    max_connections: int  # redis, postgresql
-    min_connections: int  # redis, postgresql
-    retries: int  # redis
-    retry_pause: float  # redis
+    hash_keys: bool  # redis, postgresql, service
+    timeout: float  # redis, postgresql, service
+    connect_timeout: float  # redis, postgresql, service
+    max_connections: int  # redis, postgresql, service
+    min_connections: int  # redis, postgresql, service
+    retries: int  # redis, service
+    retry_pause: float  # redis, service
 
 
 class URLStore(Store, Protocol):
@@ -378,7 +378,8 @@ _MEMORY = StoreClass("headgate.stores.memory", "MemoryStore")
 _SHARED = StoreClass("headgate.stores.shared", "SharedStore")
 _REDIS = StoreClass("headgate.stores.redis", "RedisStore", "redis")
 _POSTGRESQL = StoreClass("headgate.stores.postgresql", "PostgreSQLStore", "postgresql")
-STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS, _POSTGRESQL)}
+_SERVICE = StoreClass("headgate.stores.service", "ServiceStore", "redis")
+STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS, _POSTGRESQL, _SERVICE)}
 
 SCHEMES = {
     "memory://": _MEMORY,
@@ -390,6 +391,10 @@ SCHEMES = {
     "redis+cluster://": _REDIS,
     "postgresql://": _POSTGRESQL,
     "postgres://": _POSTGRESQL,
+    "headgate://": _SERVICE,
+    "headgates://": _SERVICE,
+    "headgate+http://": _SERVICE,
+    "headgate+https://": _SERVICE,
 }
 
 

@@ -22,6 +22,7 @@ from headgate.stores.base import Health, StoreOptions
 from headgate.stores.batching import ServerTimeout
 from headgate.stores.remote_joint import JointScripts
 from headgate.stores.remote_store import StoreOnServer
+from headgate.stores.settings import check_flag
 
 if TYPE_CHECKING:
     from headgate.hybrid.postgres_leases import PostgresLeases
@@ -56,9 +57,7 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
             raise TypeError(f"PostgreSQLStore takes a URL (text), got {type(url).__name__}")
         self.url = parse_url(url, **options)
         self.display_name = self.url.safe_url  # without password
-        if not isinstance(hash_keys, bool):
-            raise ValueError(f"hash_keys must be True or False, got {hash_keys!r:.40}")
-        self.hash_keys = hash_keys
+        self.hash_keys = check_flag("hash_keys", hash_keys)
         self.clock = clock
         self.joint_scripts = JointScripts(JointStatements)
         self.shared_objects: dict[str, Any] = {}  # what hybrid keeps with the store

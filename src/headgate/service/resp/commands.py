@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headgate.service.resp import checks, session, slots
+from headgate.service.resp.limit import limit
 from headgate.service.resp.replies import LaterReply
 from headgate.service.resp.session import unknown
 from headgate.service.resp.throttle import throttle
@@ -24,6 +25,7 @@ LIMITING: dict[bytes, CommandFunction] = {
     b"HEADGATE.PEEK": checks.peek,
     b"HEADGATE.RESET": checks.reset,
     b"HEADGATE.BOOK": checks.book,
+    b"HEADGATE.LIMIT": limit,
     b"HEADGATE.ACQUIRE": slots.acquire,
     b"HEADGATE.RENEW": slots.renew,
     b"HEADGATE.RELEASE": slots.release,
@@ -45,6 +47,7 @@ OTHERS: dict[bytes, CommandFunction] = {
     b"MULTI": session.multi,
     b"PING": session.ping,
     b"SELECT": session.select,
+    b"TIME": session.time,
 }
 AT_ONCE = LIMITING | {name.lower(): function for name, function in LIMITING.items()}  # as clients spell them
 

@@ -66,7 +66,8 @@ class RespConnection(RespClient, asyncio.BufferedProtocol):
         self._refused = ""  # why no more commands are taken
         self._pending: list[Command] = []  # received, not answered
         self._line: deque[PendingReply] = deque()
-        self._last: dict[str, asyncio.Task[None]] = {}  # of each key with a reply in line
+        self._last: dict[str | None, asyncio.Task[None]] = {}  # of each key with a reply in line
+        self._unordered: set[asyncio.Task[None]] = set()  # those without a key; event loops keep weak references
         self._leave_scheduled = False
         self._waits_for_turn = False
         self._write_timer: asyncio.TimerHandle | None = None  # set while the client does not read
@@ -204,7 +205,11 @@ class RespConnection(RespClient, asyncio.BufferedProtocol):
         self._line.append(place)
         self.turn.spend(STORE_CALLS)
         task = self._loop.create_task(self._fill(place, later, self._last.get(later.key)))
-        self._last[later.key] = task
+        if later.key is None:
+            self._unordered.add(task)
+            task.add_done_callback(self._unordered.discard)
+        else:
+            self._last[later.key] = task
 
     async def _fill(self, place: PendingReply, later: LaterReply, before: asyncio.Task[None] | None) -> None:
         if before is not None:

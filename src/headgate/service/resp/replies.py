@@ -18,9 +18,12 @@ MAX_PERMITS = 1_000_000_000
 
 
 class LaterReply(NamedTuple):
-    """A reply that the store is asked for; commands of one connection about one key are run one after the other."""
+    """A reply that the store is asked for; commands of one connection about one key are run one after the other.
 
-    key: str
+    Those without a key are run at the same time as all others, and may share a round trip to the store.
+    """
+
+    key: str | None
     reply: Coroutine[Any, Any, bytes]
 
 
@@ -78,11 +81,17 @@ def now_or_later(
     if not in_process:
         return LaterReply(key, reply)
     try:
+        return completed(reply)
+    except HTTPError as reason:
+        return connection.problem(reason.detail)
+
+
+def completed(reply: Coroutine[Any, Any, bytes]) -> bytes:
+    """What a coroutine returns that never waits."""
+    try:
         reply.send(None)
     except StopIteration as end:
         found: bytes = end.value
         return found
-    except HTTPError as reason:
-        return connection.problem(reason.detail)
     reply.close()
     raise RuntimeError("a store that decides in the process has waited")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from time import time_ns
 from typing import TYPE_CHECKING
 
 import headgate
@@ -204,6 +205,7 @@ OWN = {
     "headgate.peek": OwnCommand(3, 2, "What is left of a key under a rule; spends nothing"),
     "headgate.reset": OwnCommand(3, 2, "Forgets a key under a rule"),
     "headgate.book": OwnCommand(4, 2, "Books a slot of a rule: when work may start"),
+    "headgate.limit": OwnCommand(2, 3, "Calls a limiter whose rule the client brings along"),
     "headgate.acquire": OwnCommand(3, 2, "Takes slots of a rule with concurrency, on lease"),
     "headgate.renew": OwnCommand(4, 2, "Starts the time of a lease again"),
     "headgate.release": OwnCommand(4, 2, "Ends a lease"),
@@ -251,6 +253,12 @@ def select(connection: RespConnection, words: Command) -> bytes:
     if len(words) != 2:
         return wrong_count(words)
     return OK if words[1] == b"0" else error("DB index is out of range; there is 0 alone")
+
+
+def time(connection: RespConnection, words: Command) -> bytes:
+    """TIME: the seconds since 1970 and the microseconds of the next one, by the clock of this machine."""
+    seconds, rest = divmod(time_ns() // 1000, 1_000_000)
+    return encode([str(seconds), str(rest)], connection.version)
 
 
 def reset_connection(connection: RespConnection, words: Command) -> bytes:

@@ -1,0 +1,142 @@
+"""A service as a store: `headgate://` beside the same limiter on Redis itself, in turn.
+
+One check after another from a thread, and 256 tasks of an event loop, whose checks travel together: half and hundredth
+slowest of the single checks. The service is one worker, on memory, which is as many hops as Redis, and on the same
+Redis, which is one hop more. One round is `python -m benchmarks.remote KEYS URL...`, which prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.figures import Bar
+from benchmarks.server import free_port
+from benchmarks.service import process
+from benchmarks.workload import QUOTA, quiet, traffic
+
+ROOT = Path(__file__).resolve().parent.parent
+REDIS, MEMORY, BEHIND = "headgate on Redis", "headgate://, service on memory", "headgate://, service on Redis"
+TASKS = 256
+SLICES = 8  # turns of each contender in a round
+MOST = 1.5  # times the p99 of Redis
+
+Figures = dict[str, dict[str, float]]  # by contender: p50 and p99 in microseconds, of one thread and of tasks
+
+
+@contextmanager
+def running(redis: str, build: str | None) -> Iterator[dict[str, str]]:
+    """The URLs of all contenders, with their services running."""
+    urls = {REDIS: f"{redis}?timeout=10"}
+    with ExitStack() as stack:
+        for name, store in ((MEMORY, "memory://"), (BEHIND, f"{redis}?timeout=10")):
+            http, resp = free_port(), free_port()
+            serve = ("-m", "headgate", "serve", "--port", str(http), "--resp-port", str(resp), "--store", store)
+            stack.enter_context(process(http, *serve, "--client-limits", "100", path=build))
+            urls[name] = f"headgate://127.0.0.1:{resp}?timeout=10"
+        yield urls
+
+
+def percentiles(seconds: list[float]) -> tuple[float, float]:
+    seconds.sort()
+    return seconds[len(seconds) // 2] * 1e6, seconds[len(seconds) * 99 // 100] * 1e6
+
+
+def alone(urls: dict[str, str], keys: Sequence[str]) -> dict[str, list[float]]:
+    """The time of each check, one after another."""
+    from headgate import Limiter
+
+    name = f"r{os.getpid()}"
+    limiters = {one: Limiter(QUOTA, store=url, name=name, on_store_error="raise") for one, url in urls.items()}
+    found: dict[str, list[float]] = {one: [] for one in urls}
+    for limiter in limiters.values():
+        limiter.peek("warm-up")
+    with quiet():
+        for turn in range(SLICES):
+            for one, limiter in limiters.items():
+                for key in keys[turn::SLICES]:
+                    begun = perf_counter()
+                    limiter.try_acquire(key)
+                    found[one].append(perf_counter() - begun)
+    for limiter in limiters.values():
+        limiter.close()
+    return found
+
+
+async def together(urls: dict[str, str], keys: Sequence[str]) -> dict[str, list[float]]:
+    """The same of many tasks."""
+    from headgate import AsyncLimiter
+
+    name = f"t{os.getpid()}"
+    limiters = {one: AsyncLimiter(QUOTA, store=url, name=name, on_store_error="raise") for one, url in urls.items()}
+    found: dict[str, list[float]] = {one: [] for one in urls}
+
+    async def work(limiter: AsyncLimiter, left: Iterator[str], times: list[float]) -> None:
+        for key in left:
+            begun = perf_counter()
+            await limiter.try_acquire(key)
+            times.append(perf_counter() - begun)
+
+    for limiter in limiters.values():
+        await asyncio.gather(*[limiter.peek("warm-up") for _ in range(TASKS)])
+    with quiet():
+        for turn in range(SLICES):
+            for one, limiter in limiters.items():
+                left = iter(keys[turn::SLICES])
+                await asyncio.gather(*[work(limiter, left, found[one]) for _ in range(TASKS)])
+    for limiter in limiters.values():
+        await limiter.aclose()
+    return found
+
+
+def one_round(urls: dict[str, str], keys: Sequence[str]) -> Figures:
+    """Every contender once, in slices that take turns."""
+    lone, many = alone(urls, keys), asyncio.run(together(urls, [*keys] * 4))
+    found: Figures = {}
+    for one in urls:
+        (p50, p99), (tasks_p50, tasks_p99) = percentiles(lone[one]), percentiles(many[one])
+        found[one] = {"p50": p50, "p99": p99, "tasks p50": tasks_p50, "tasks p99": tasks_p99}
+    return found
+
+
+def measure(urls: dict[str, str], keys: int, path: str | None) -> Figures:
+    """One round in a process of its own, with the headgate at *path*."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))} if path else None
+    command = [sys.executable, "-m", "benchmarks.remote", str(keys), *urls.values()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    found: Figures = json.loads(done.stdout)
+    return found
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    return {
+        one: {name: median(each[one][name] for each in rounds) for name in figures}
+        for one, figures in rounds[0].items()
+    }
+
+
+def bars(rounds: Sequence[Figures]) -> list[Bar]:
+    """p99 against Redis in the same round: of the service on memory, a hop away as Redis is."""
+    made: list[Bar] = []
+    for name, what in (("p99", "one thread"), ("tasks p99", f"{TASKS} tasks")):
+        times = median(each[MEMORY][name] / each[REDIS][name] for each in rounds)
+        made.append(Bar(f"remote, {what}, p99: times Redis", f"<= {MOST}", f"{times:.2f}", times <= MOST))
+    return made
+
+
+def main(keys: str, *urls: str) -> None:
+    names: Any = (REDIS, MEMORY, BEHIND)
+    print(json.dumps(one_round(dict(zip(names, urls, strict=True)), traffic(int(keys)))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

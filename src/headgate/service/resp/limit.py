@@ -1,0 +1,145 @@
+"""HEADGATE.LIMIT: calls of limiters whose rules clients bring along. `headgate.remote.commands` has its forms.
+
+The numbers of a reply are exact, in microseconds: the client's limiter hands them on as if it had decided itself. Each
+error says what a client must know for its `on_store_error`: MASTERDOWN, the store of the service does not answer and
+nothing was spent; UNSURE, the store may have spent; ERR, the call cannot be made as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from headgate.decision import Decision
+from headgate.errors import StoreUnavailable
+from headgate.joint import JointCheck, try_acquire_all_async
+from headgate.keys import check_key
+from headgate.redis.script import REPLY_SIZE
+from headgate.remote.commands import COMMAND, MAX_CHECKS, OPERATIONS, UNSURE
+from headgate.service.client_limits import ClientLimit
+from headgate.service.resp.replies import MAX_PERMITS, LaterReply, completed
+from headgate.service.resp.wire import OK, Command, error
+from headgate.service.responses import record, store_unavailable
+from headgate.stores.remote import RuleOnServer
+
+if TYPE_CHECKING:
+    from headgate.service.app import App
+    from headgate.service.resp.connection import RespConnection
+
+NEW_LIMIT_CALLS = 32  # calls that take as long as to open a limit
+MAX_CHARGES = 8  # times that a debt is charged anew because others spent first
+ONE = b"*%d\r\n" % REPLY_SIZE  # how the reply about one check begins
+USAGE = f"usage: {COMMAND} {'|'.join(OPERATIONS)} rule key permits, {COMMAND} all rule key permits ..., {COMMAND} ready"
+
+Check = tuple[ClientLimit, str, int]  # key and permits
+
+
+def limit(connection: RespConnection, words: Command) -> bytes | LaterReply:
+    if not connection.may_check:
+        return connection.refusal("check")
+    app = connection.app
+    known = len(app.client_limits)
+    try:
+        reply = answer(app, words)
+    except ValueError as reason:
+        return connection.problem(str(reason))
+    if (opened := len(app.client_limits) - known) > 0:
+        connection.turn.spend(opened * NEW_LIMIT_CALLS)
+    return reply if isinstance(reply, bytes) else LaterReply(None, reply)
+
+
+def answer(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
+    """The reply to a command, or what has to be awaited for it. Raises ValueError for one that cannot be answered."""
+    began = perf_counter_ns()
+    op = words[1].decode(errors="replace") if len(words) > 1 else ""
+    if op in OPERATIONS and len(words) == 5:
+        check = _check(app, words, 2, 0 if op == "peek" else 1)
+        found, key, permits = check
+        if found.direct is None:
+            return _ask(app, op, check, began)
+        if op != "take":
+            return completed(_ask(app, op, check, began))
+        try:
+            made = found.direct.try_acquire(key, permits)
+        except StoreUnavailable as reason:
+            return _failed(app, found, key, reason)
+        record(app, found, key, made, perf_counter_ns() - began)
+        return ONE + _numbers(made)
+    if op == "all" and len(words) % 3 == 2 and 5 <= len(words) <= 2 + 3 * MAX_CHECKS:
+        return _ask_all(app, [_check(app, words, at, 1) for at in range(2, len(words), 3)], began)
+    if op == "ready" and len(words) == 2:
+        return _ask(app, "ready", (app.client_limits.probe(), "ready", 0), began)
+    raise ValueError(USAGE)
+
+
+def _check(app: App, words: Command, at: int, least: int) -> Check:
+    """The rule, the key and the permits that begin at word *at*."""
+    found = app.client_limits.get(words[at])
+    word = words[at + 2]
+    if not word.isdigit() or len(word) > 20 or not least <= (permits := int(word)) <= MAX_PERMITS:
+        shown = word[:40].decode(errors="replace")
+        raise ValueError(f"permits must be a whole number from {least} to {MAX_PERMITS}, got {shown!r}")
+    return found, check_key(words[at + 1].decode()), permits
+
+
+async def _ask(app: App, op: str, check: Check, began: int) -> bytes:
+    found, key, permits = check
+    limiter = found.limiter
+    try:
+        if op == "take":
+            made = await limiter.try_acquire(key, permits)
+            record(app, found, key, made, perf_counter_ns() - began)
+            return ONE + _numbers(made)
+        if op in ("peek", "ready"):
+            made = await limiter.peek(key, permits)
+            return ONE + _numbers(made) if op == "peek" else OK
+        if op == "refund":
+            await limiter.refund(key, permits)
+        elif op == "reset":
+            await limiter.reset(key)
+        else:
+            await _charge(found, key, permits)
+    except StoreUnavailable as reason:
+        return _failed(app, found, key, reason)
+    except ValueError as reason:  # more permits than the capacity, say
+        return error(str(reason))
+    return OK
+
+
+async def _ask_all(app: App, checks: Sequence[Check], began: int) -> bytes:
+    try:
+        made = await try_acquire_all_async([JointCheck(found.limiter, key, permits) for found, key, permits in checks])
+    except StoreUnavailable as reason:
+        return _failed(app, checks[0][0], checks[0][1], reason)
+    except ValueError as reason:
+        return error(str(reason))
+    spent = all(made)
+    for (found, key, _), decision in zip(checks, made, strict=True):
+        if spent or not decision:  # nothing was spent of those that would have allowed
+            record(app, found, key, decision, perf_counter_ns() - began)
+    return b"*%d\r\n" % (REPLY_SIZE * len(made)) + b"".join(map(_numbers, made))
+
+
+async def _charge(found: ClientLimit, key: str, permits: int) -> None:
+    """Spend what was granted while the client could not ask, as far as there is room for it."""
+    for _ in range(MAX_CHARGES):
+        room = min(permits, (await found.limiter.peek(key, 0)).remaining)
+        if not room or await found.limiter.try_acquire(key, room):
+            return
+
+
+def _numbers(made: Decision) -> bytes:
+    numbers = (made.allowed, made.limit, made.remaining, made.reset_us, made.retry_us)
+    return b":%d\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n" % numbers
+
+
+def _failed(app: App, found: ClientLimit, key: str, reason: StoreUnavailable) -> bytes:
+    """The error of a call that the store did not answer, or refused."""
+    store_unavailable(app, found, key, reason)  # counts it, and writes it to the log
+    backend, cause = found.limiter._backend, reason.__cause__
+    if not isinstance(backend, RuleOnServer) or not isinstance(cause, Exception) or backend.may_have_run(cause):
+        return error("the store of the service did not answer; it may have spent the permits", UNSURE)
+    if backend.refused(cause):
+        return error("the store of the service refuses; its log has more")
+    return error("the store of the service does not answer", "MASTERDOWN")
