@@ -25,7 +25,7 @@ def service() -> Iterator[Service]:
 def within_a_minute() -> None:
     """Let no test begin shortly before a minute ends: windows that start anew with it are not what it is about."""
     left = 60 - time.time() % 60
-    if left < 10:
+    if left < 4:
         time.sleep(left)
 
 
