@@ -73,17 +73,24 @@ serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
 pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup \
 	--junit-xml build/results/$(1).xml $(PYTEST_FLAGS) $(TESTS)
 
-# What lies above the modules that are compiled, and takes long: once is enough, on the build that most users get.
-ONCE := $(foreach part,faults service coordination web limits hybrid/test_processes.py hybrid/test_topologies.py \
-	stores/test_outages.py stores/test_lifetimes.py test_examples.py test_docs.py,\
-	--ignore=tests/$(part))
+# What lies above the modules that are compiled: once is enough, on the build that most users get. The mark is on the
+# rows of tables that are only another server, or another way to one.
+ONCE := $(foreach part,faults service coordination web limits postgresql hybrid/test_processes.py \
+	hybrid/test_topologies.py hybrid/test_other_stores.py hybrid/test_ledger_stores.py stores/test_outages.py \
+	stores/test_lifetimes.py stores/test_redis.py test_async_batching.py test_clock_steps_back.py test_contributing.py \
+	test_docs.py test_examples.py test_imports.py test_lua.py test_packaging.py test_redis_trips.py test_servers.py \
+	test_unclosed.py test_warm_up.py,--ignore=tests/$(part)) -m "not once"
 
-test: lint types $(TOOLS) $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
+# The types are checked beside the first tests, and by what these leave of two cores.
+test: lint $(TOOLS) $(COMPILED) ## lint, types, and the whole suite against the pure and the compiled build
 	@rm -rf build/results
 	@$(BIN)/python -m tests.service.deploy.tools # a browser, nginx, Prometheus: real ones, where they can be had
-	@status=0; \
+	@nice $(TYPES) >build/types.txt 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	status=0; \
 	echo "== tests, plain Python"; \
-	$(call pytest,pure,0,) $$([ ! -e $(COMPILED) ] || echo $(ONCE)) || status=1; \
+	if [ ! -e $(COMPILED) ]; then $(call pytest,pure,0,); else $(call pytest,pure,0,) $(ONCE); fi || status=1; \
+	wait $$types || status=1; cat build/types.txt; \
 	if [ -e $(COMPILED) ]; then \
 		echo "== tests, compiled"; $(call pytest,compiled,1,$(CURDIR)/build/compiled) || status=1; \
 	fi; \

@@ -15,7 +15,7 @@ from headgate import COMPILED
 from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
 from tests.support.callers import Callers, MakeLimiter
-from tests.support.clusters import Cluster, Sentinels
+from tests.support.clusters import Cluster, Node, Sentinels
 from tests.support.postgres import PostgresServer
 from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "server: starts a server; set by itself for tests that use a server's fixture")
     config.addinivalue_line("markers", "build(name): is about the build 'plain' or 'compiled'; left out for the other")
+    config.addinivalue_line("markers", "once: above what is compiled, so that `make test` runs it with one build only")
     config.addinivalue_line("markers", "slow: needs no server, but more than two seconds; `make check` leaves it out")
     config.addinivalue_line("markers", "framework: needs a web framework; set by itself, `make check` leaves it out")
 
@@ -167,7 +168,7 @@ def redis_url(redis_server: Server) -> str:
     return redis_server.url
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.once) for kind in KINDS[1:])])
 def any_redis_server(request: pytest.FixtureRequest, servers: Servers) -> Server:
     """Every kind of server in turn, empty."""
     return servers.empty(request.param)
@@ -199,6 +200,37 @@ def mortal_server() -> Iterator[Server]:
     server = Server(KINDS[0], port=quiet_port)
     yield server
     server.stop()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A server that the test may do anything to."""
+    node = Node(KINDS[0])
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def sentinels() -> Iterator[Sentinels]:
+    """New ones for each test: Sentinels wait several seconds between two failovers."""
+    sentinels = Sentinels(KINDS[0])
+    yield sentinels
+    sentinels.stop()
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Cluster]:
+    cluster = Cluster(KINDS[0])
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def cluster(_cluster: Cluster) -> Cluster:
+    """One Cluster for all tests of a worker; whole and empty."""
+    _cluster.heal()
+    _cluster.flush()
+    return _cluster
 
 
 @pytest.fixture

@@ -5,11 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from headgate.stores.redis import RedisStore
-from tests.faults.conftest import _cluster, cluster, node, sentinels
 from tests.support.awaited import Tools
 from tests.support.servers import KINDS, Server, Servers
-
-__all__ = ["_cluster", "cluster", "node", "sentinels"]
 
 
 @pytest.fixture(params=["memory", KINDS[0]])

@@ -417,7 +417,7 @@ redis.call('SET', 'most', math.max(tonumber(redis.call('GET', 'most') or 0), red
 ''')
 
 def work(who):
-    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=8.0, ignore=KeyError)
+    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=5.0, ignore=KeyError)
     while not seen.exists("over"):
         try:
             with breaker:
@@ -440,7 +440,7 @@ for number in range(10):
 def test_50_workers_one_process_killed(redis_server: Server, name: str) -> None:
     """Never more probes at once than successes are missing, though all try all the time."""
     url, client = redis_server.patient_url, redis_server.client()
-    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=8.0)
+    breaker = CircuitBreaker(name, store=url, open_for=0.2, successes=3, lease=5.0)
     fail(breaker, 3)
     command = [sys.executable, "-c", WORKERS, url, name, str(redis_server.port)]
     processes = {str(number): subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(5)}

@@ -387,13 +387,14 @@ def test_members_for_all_servers(sender: Sender, site: Site, name: str) -> None:
     assert 0 < max(member.ready_in or 0.0 for member in pool.status().members.values()) <= 60
 
 
-@pytest.mark.parametrize(
-    "options", [{"origins": "*"}, {"learn": lambda response: Feedback("failure")}], ids=["origins", "learn"]
-)
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [(429, {"origins": "*"}), (503, {"learn": lambda response: Feedback("failure")})],
+    ids=["429 of strangers", "503 and learn"],
+)
 def test_learn_never_earlier(
-    sender: Sender, options: Any, status: int, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
+    sender: Sender, status: int, options: Any, site: Site, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Retry-After of the answer is waited for, even if *learn* says less."""
     monkeypatch.setattr(feedback, "STRANGERS", 0.1)

@@ -189,7 +189,7 @@ def double_one(proxy: FaultyProxy) -> None:
 
 
 def hold_one_back(proxy: FaultyProxy) -> None:
-    proxy.hold_back = 0.2
+    proxy.hold_back = 0.12
 
 
 # Operations that change nothing.
@@ -205,7 +205,7 @@ FAULTS = {
     "lost": Fault(lose_one, lambda proxy: proxy.truncated),
     "cut off": Fault(cut_one, lambda proxy: proxy.truncated),
     "doubled": Fault(double_one, lambda proxy: proxy.doubled),
-    "late": Fault(hold_one_back, lambda proxy: proxy.held_back, timeout=0.1),  # after the time-out of the caller
+    "late": Fault(hold_one_back, lambda proxy: proxy.held_back, timeout=0.06),  # after the time-out of the caller
 }
 
 

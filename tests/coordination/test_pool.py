@@ -185,8 +185,9 @@ LEASE = 6.0
 
 
 @pytest.mark.slow
-async def test_renewed_in_with(tools: Tools, url: str, name: str) -> None:
+async def test_renewed_in_with(tools: Tools, redis_server: Server, name: str) -> None:
     """Within `with` the lease is renewed."""
+    url = redis_server.url
     pool, watch = tools.Pool(name, store=url, lease=LEASE), Pool(name, store=url)
     await pool.add("a")
     async with pool.acquire() as leased:

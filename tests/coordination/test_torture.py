@@ -7,7 +7,7 @@ from tests.support.torture import TTL, torture
 
 
 def test_torture(mortal_server: Server) -> None:
-    outcome = torture(mortal_server, processes=6, seconds=4.0, least=15)
+    outcome = torture(mortal_server, processes=6, seconds=2.5, least=15)
     print(outcome)
     assert outcome.unexplained == 0, "somebody wrote without the lock, and could have known"
     assert outcome.shared == 0 and outcome.fences_grow

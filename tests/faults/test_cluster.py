@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from redis.crc import key_slot
@@ -10,10 +11,12 @@ from redis.crc import key_slot
 from headgate import AsyncLimiter, Limiter
 from headgate.redis.url import Address
 from headgate.stores.redis import RedisStore
+from tests.faults.test_shared_trips import patience, pool, trip_under_way  # noqa: F401  # fixtures
 from tests.support.clusters import SERVICE, Cluster, Member, wait_until
 from tests.support.load import Load
 from tests.support.outages import busy
 from tests.support.quotas import ALGORITHMS
+from tests.support.servers import LOGIN
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults-cluster")]
 
@@ -134,6 +137,7 @@ def test_asking_that_is_refused(cluster: Cluster) -> None:
 
 def test_a_cluster_that_is_down(cluster: Cluster) -> None:
     """A primary dies with its replica, and the others refuse to go on alone: the policy answers, soon at once."""
+    assert _health(cluster) == (True, "ok")
     victim = cluster.primary(SLOT)
     key = keys_of_every_primary(cluster)[1]
     with Limiter("1000000/30d", store=cluster.bare_url + TIMEOUTS) as limiter:
@@ -141,7 +145,8 @@ def test_a_cluster_that_is_down(cluster: Cluster) -> None:
         both = (cluster.replica(victim), victim)
         for member in both:
             cluster.kill(member)
-        wait_until(lambda: not cluster.primary(key_slot(key.encode())).is_ok(), "the Cluster is down")
+        wait_until(lambda: not any(member.is_ok() for member in cluster.primaries()), "the Cluster is down")
+        assert _health(cluster) == (False, "cluster down")
         begun = time.monotonic()
         for _ in range(50):
             assert limiter.try_acquire(key).degraded
@@ -152,15 +157,6 @@ def test_a_cluster_that_is_down(cluster: Cluster) -> None:
         while limiter.try_acquire(key).degraded or limiter.try_acquire("k").degraded:
             assert time.monotonic() - back < 3.0, "it does not recover"
             time.sleep(0.01)
-
-
-def test_health_of_a_down_cluster(cluster: Cluster) -> None:
-    assert _health(cluster) == (True, "ok")
-    victim = cluster.primary(SLOT)
-    for member in (cluster.replica(victim), victim):
-        cluster.kill(member)
-    wait_until(lambda: not any(member.is_ok() for member in cluster.primaries()), "the Cluster is down")
-    assert _health(cluster) == (False, "cluster down")
 
 
 def _health(cluster: Cluster) -> tuple[bool, str]:
@@ -195,3 +191,40 @@ def test_any_live_node_is_enough(cluster: Cluster) -> None:
     url = f"redis+cluster://127.0.0.1:{dead.port},127.0.0.1:{other.port}" + PATIENT
     with Limiter("100/30d", store=url) as limiter:
         assert not any(limiter.try_acquire(str(number)).degraded for number in range(20))
+
+
+def test_moved_is_believed(cluster: Cluster) -> None:
+    """A slot that has moved is asked for once at its old place, not for ever."""
+    with Limiter("1000/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
+        limiter.try_acquire("k")
+        old = cluster.primary(SLOT)
+        list(cluster.migrate(SLOT))
+        limiter.try_acquire("k")
+        old.ask("CONFIG", "RESETSTAT")
+        for _ in range(20):
+            limiter.try_acquire("k")
+        assert "cmdstat_evalsha" not in old.ask("INFO", "commandstats")
+
+
+def test_health_by_a_replica(cluster: Cluster) -> None:
+    replica = cluster.replica(cluster.primary(0))
+    store = RedisStore(f"redis+cluster://{LOGIN}127.0.0.1:{replica.port}{PATIENT}")
+    assert store.health().reason == asyncio.run(store.ahealth()).reason == "ok"
+    store.close()
+
+
+@pytest.mark.usefixtures("patience")
+def test_shared_trips(cluster: Cluster, pool: ThreadPoolExecutor) -> None:  # noqa: F811
+    """The calls to one node share a trip, as commands of their own, since each slot has its own."""
+    with Limiter("1000/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
+        keys = [f"k{number}" for number in range(30)]
+        for key in keys:
+            assert limiter.try_acquire(key)
+        assert isinstance(limiter.store, RedisStore)
+        known, port = limiter.store.sync_executor()._servers, cluster.primary(key_slot(b"k0")).port
+        [trips] = [trips for address, trips in known.items() if address[1] == port]
+        with trip_under_way(trips):
+            done = [pool.submit(limiter.try_acquire, key) for key in keys]
+            wait_until(lambda: sum(call.done() for call in done) + len(trips._waiting) == len(keys), "the rest waits")
+            assert len(trips._waiting) > 1
+        assert [call.result().remaining for call in done] == [998] * len(keys)

@@ -11,7 +11,7 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from tests.support.callers import COLOURS, Callers
-from tests.support.clusters import Node, Sentinels, wait_until
+from tests.support.clusters import Node, wait_until
 from tests.support.proxy import FaultyProxy
 from tests.support.pulse import Pulse
 from tests.support.stores import OpenStore
@@ -141,32 +141,3 @@ def test_end_of_a_probe(node: Node) -> None:
     del limiter
     gc.collect()
     wait_until(lambda: all(thread.name != "headgate-probe" for thread in threading.enumerate()), "the probe has ended")
-
-
-@pytest.mark.xdist_group("faults-sentinel")
-def test_demoted_primary(sentinels: Sentinels) -> None:
-    """No call was made during the failover; the old primary, a replica now, would deny by its copy."""
-    old = sentinels.primary
-
-    def demote() -> None:
-        sentinels.fail_over()
-        sentinels.wait_for_failover()
-        # as the Sentinels would do it, after eight seconds
-        old.ask("REPLICAOF", "127.0.0.1", sentinels.replica.port)
-        old.ask("CLIENT", "KILL", "TYPE", "normal")
-        wait_until(lambda: old.replication()["role"] == "slave", "the old primary follows")
-        wait_until(lambda: old.replication()["master_link_status"] == "up", "it has caught up")
-        old.ask("CONFIG", "RESETSTAT")
-
-    async def check() -> None:
-        with Limiter("3/30d", store=sentinels.bare_url + "?timeout=20") as threads:
-            async with AsyncLimiter("3/30d", store=sentinels.bare_url + "?timeout=20") as tasks:
-                assert [threads.try_acquire("by threads").remaining for _ in range(3)] == [2, 1, 0]
-                assert [(await tasks.try_acquire("by tasks")).remaining for _ in range(3)] == [2, 1, 0]
-                await asyncio.to_thread(demote)
-                assert not threads.try_acquire("by threads").allowed
-                assert not (await tasks.try_acquire("by tasks")).allowed
-
-    asyncio.run(check())
-    asked = old.ask("INFO", "commandstats")
-    assert "cmdstat_evalsha" not in asked

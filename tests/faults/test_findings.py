@@ -16,11 +16,10 @@ from headgate import AsyncLimiter, Limiter
 from headgate.stores.breaker import FAILURES_TO_OPEN
 from headgate.stores.redis import RedisStore
 from tests.support.callers import COLOURS, Callers
-from tests.support.clusters import Cluster, Node, wait_until
+from tests.support.clusters import Node, wait_until
 from tests.support.outages import paused
 from tests.support.proxy import FaultyProxy
 from tests.support.pulse import Pulse
-from tests.support.servers import PASSWORD, USER
 from tests.support.stores import OpenStore
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults")]
@@ -311,30 +310,6 @@ async def test_broken_late(door: Any, node: Node) -> None:
             assert await degraded()
         assert told.opened == 1
         await limiter.aclose() if door is AsyncLimiter else limiter.close()
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_moved_is_believed(cluster: Cluster) -> None:
-    """A slot that has moved is asked for once at its old place, not for ever."""
-    from redis.crc import key_slot
-
-    with Limiter("1000/30d", store=cluster.bare_url + PATIENT, on_store_error="raise") as limiter:
-        limiter.try_acquire("k")
-        old = cluster.primary(key_slot(b"k"))
-        list(cluster.migrate(key_slot(b"k")))
-        limiter.try_acquire("k")
-        old.ask("CONFIG", "RESETSTAT")
-        for _ in range(20):
-            limiter.try_acquire("k")
-        assert "cmdstat_evalsha" not in old.ask("INFO", "commandstats")
-
-
-@pytest.mark.xdist_group("faults-cluster")
-def test_health_by_a_replica(cluster: Cluster) -> None:
-    replica = cluster.replica(cluster.primary(0))
-    store = RedisStore(f"redis+cluster://{USER}:{PASSWORD}@127.0.0.1:{replica.port}{PATIENT}")
-    assert store.health().reason == asyncio.run(store.ahealth()).reason == "ok"
-    store.close()
 
 
 def test_many_looks_are_one(node: Node) -> None:

@@ -10,21 +10,11 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from tests.support.clusters import ONCE, SERVICE, Cluster, Node, Sentinels, wait_until
+from tests.support.clusters import ONCE, Cluster, Node, wait_until
 from tests.support.proxy import FaultyProxy
 from tests.support.servers import LOGIN
 
 pytestmark = pytest.mark.xdist_group("faults-cluster")
-
-
-def test_sentinels_elect_the_replica(sentinels: Sentinels) -> None:
-    sentinels.primary.ask("SET", "a", 1)
-    sentinels.primary.ask("WAIT", 1, 1000)
-    sentinels.primary.kill()
-    sentinels.wait_for_failover()
-    assert {sentinel.primary_port() for sentinel in sentinels.sentinels} >= {sentinels.replica.port}
-    assert sentinels.replica.ask("GET", "a") == "1"
-    assert sentinels.bare_url.endswith(f"/{SERVICE}/0")
 
 
 def test_a_cluster_promotes_and_moves(cluster: Cluster) -> None:

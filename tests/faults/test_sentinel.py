@@ -1,14 +1,15 @@
 """Sentinels elect another primary under load: no exception, checks flow again, and the limit holds but for what
 asynchronous replication lost."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
 import pytest
 
-from headgate import Limiter
+from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
-from tests.support.clusters import Sentinels
+from tests.support.clusters import Sentinels, wait_until
 from tests.support.load import Load
 
 pytestmark = [pytest.mark.store_timeout(0.5), pytest.mark.xdist_group("faults-sentinel")]
@@ -61,16 +62,12 @@ def test_replicas_are_never_asked(sentinels: Sentinels) -> None:
 
 
 def test_one_sentinel_is_enough(sentinels: Sentinels) -> None:
-    """Two of three are dead when the application starts."""
+    """Two of three are dead when the application starts; without the third there is an outage."""
     for sentinel in sentinels.sentinels[:2]:
         sentinel.kill()
     with Limiter("100/30d", store=sentinels.bare_url + PATIENT) as limiter:
         assert not limiter.try_acquire("k").degraded
-
-
-def test_none_is_an_outage(sentinels: Sentinels) -> None:
-    for sentinel in sentinels.sentinels:
-        sentinel.kill()
+    sentinels.sentinels[2].kill()
     with Limiter("100/30d", store=sentinels.bare_url + TIMEOUTS) as limiter:
         assert limiter.try_acquire("k").degraded
     with (
@@ -78,3 +75,31 @@ def test_none_is_an_outage(sentinels: Sentinels) -> None:
         pytest.raises(StoreUnavailable),
     ):
         limiter.try_acquire("k")
+
+
+def test_demoted_primary(sentinels: Sentinels) -> None:
+    """No call was made during the failover; the old primary, a replica now, would deny by its copy."""
+    old = sentinels.primary
+
+    def demote() -> None:
+        sentinels.fail_over()
+        sentinels.wait_for_failover()
+        # as the Sentinels would do it, after eight seconds
+        old.ask("REPLICAOF", "127.0.0.1", sentinels.replica.port)
+        old.ask("CLIENT", "KILL", "TYPE", "normal")
+        wait_until(lambda: old.replication()["role"] == "slave", "the old primary follows")
+        wait_until(lambda: old.replication()["master_link_status"] == "up", "it has caught up")
+        old.ask("CONFIG", "RESETSTAT")
+
+    async def check() -> None:
+        with Limiter("3/30d", store=sentinels.bare_url + PATIENT) as threads:
+            async with AsyncLimiter("3/30d", store=sentinels.bare_url + PATIENT) as tasks:
+                assert [threads.try_acquire("by threads").remaining for _ in range(3)] == [2, 1, 0]
+                assert [(await tasks.try_acquire("by tasks")).remaining for _ in range(3)] == [2, 1, 0]
+                await asyncio.to_thread(demote)
+                assert not threads.try_acquire("by threads").allowed
+                assert not (await tasks.try_acquire("by tasks")).allowed
+
+    asyncio.run(check())
+    asked = old.ask("INFO", "commandstats")
+    assert "cmdstat_evalsha" not in asked

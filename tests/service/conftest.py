@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.resp import RULES, RespSocket
 from tests.support.service import Service
 
 Start = Callable[..., Service]
@@ -21,11 +22,25 @@ def service() -> Iterator[Service]:
     started.forget()
 
 
+@pytest.fixture(scope="session")
+def resp_service() -> Iterator[Service]:
+    """One that speaks the Redis protocol too, with rules; shared, so each test takes keys of its own."""
+    started = Service("--resp-port", "0", config=RULES)
+    yield started
+    started.forget()
+
+
+@pytest.fixture
+def client(resp_service: Service) -> Iterator[RespSocket]:
+    with RespSocket(resp_service) as made:
+        yield made
+
+
 @pytest.fixture
 def within_a_minute() -> None:
     """Let no test begin shortly before a minute ends: windows that start anew with it are not what it is about."""
     left = 60 - time.time() % 60
-    if left < 10:
+    if left < 4:
         time.sleep(left)
 
 

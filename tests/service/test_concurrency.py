@@ -249,6 +249,7 @@ def test_a_client_that_dies(slots: Service, key: str) -> None:
         denied = acquire(slots, key, "short")
         assert denied.status == 429 and denied.headers["retry-after"] in ("1", "2")
         assert renew(slots, key, lease, "short").status == 200
+        time.sleep(0.02)
     eventually(lambda: acquire(slots, key, "short").status == 200, "the slot to come free")
     gone = renew(slots, key, lease, "short")
     assert gone.status == 404 and "acquire a slot again" in gone.problem

@@ -245,6 +245,7 @@ def test_reload(start: Start) -> None:
     assert limit("tenant") == 20 and service.metrics()["rate_limiter_config_reload_success"] == 0
     file.write_text(RULES.replace("requests_per_unit: 20", "requests_per_unit: 30"))
     (service.folder / "more.yaml").write_text("domain: more\ndescriptors: []")
+    service.signal(signal.SIGHUP)
     eventually(lambda: limit("tenant") == 30, "a good file is taken over")
     eventually(lambda: len(service.get("/actuator/info").json["envoy"]) == 2, "with a new one beside it")
     before = reloads()

@@ -2,7 +2,6 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +10,9 @@ import pytest
 from headgate.stores.memory import MemoryStore
 from headgate.testing import ManualClock
 from tests.service.conftest import Start
-from tests.support.resp import RespListener, RespSocket, command
+from tests.support.resp import RULES, RespListener, RespSocket, command
 from tests.support.servers import Server, free_port
 from tests.support.service import Service, eventually
-
-RULES = """
-[rules.login]
-quotas = "5/hour"
-algorithm = "sliding_window"
-overrides = { "vip" = "50/hour" }
-exempt = ["monitoring"]
-[rules.costly]
-quotas = "10/hour"
-cost = 3
-[rules.trial]
-quotas = "1/hour"
-shadow = true
-[rules.pair]
-quotas = "5/hour"
-key = ["key", "address"]
-[rules.tenant]
-quotas = "5/hour"
-key = ["header:X-Tenant"]
-"""
-
-
-@pytest.fixture(scope="module")
-def resp_service() -> Iterator[Service]:
-    """A service with rules, on memory; tests take keys of their own."""
-    started = Service("--resp-port", "0", config=RULES)
-    yield started
-    started.forget()
-
-
-@pytest.fixture
-def client(resp_service: Service) -> Iterator[RespSocket]:
-    with RespSocket(resp_service) as made:
-        yield made
-
 
 # seconds to wait before, quantity, and what redis-cell answers: limited, limit, remaining, retry after, reset after
 REDIS_CELL = [

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,6 @@ from tests.service.deploy.tools import NODE_MODULES, node, node_reason
 from tests.support.resp import RespSocket, command, port_of
 from tests.support.servers import _wheel
 from tests.support.service import Service
-
-
-@pytest.fixture(scope="module")
-def resp_service() -> Iterator[Service]:
-    """A service on memory; tests take keys of their own."""
-    started = Service("--resp-port", "0", config="[rules.login]\nquotas = '5/hour'\n")
-    yield started
-    started.forget()
-
-
-@pytest.fixture
-def client(resp_service: Service) -> Iterator[RespSocket]:
-    with RespSocket(resp_service) as made:
-        yield made
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -16,14 +16,6 @@ from tests.support.resp import RespListener, RespSocket, command
 from tests.support.service import Service
 
 
-@pytest.fixture(scope="module")
-def resp_service() -> Iterator[Service]:
-    """A service on memory; tests take keys of their own."""
-    started = Service("--resp-port", "0")
-    yield started
-    started.forget()
-
-
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[RespListener]:
     made = RespListener(tmp_path)

@@ -317,6 +317,12 @@ def test_the_example_is_a_good_file() -> None:
 EMPTIED = ["", "# to be written\n", "[rules.b]\nquotas = '1/s'\n"]
 
 
+def rewrite(service: Service, text: str) -> None:
+    """Change the file and say so: the service looks by itself each second, and reads what stays the same for one."""
+    service.config.write_text(text)
+    service.signal(signal.SIGHUP)
+
+
 class TestReload:
     def test_reload(self, start: Start) -> None:
         """The file is read again on SIGHUP and after a change."""
@@ -352,19 +358,19 @@ class TestReload:
         text = "[rules.a]\nquotas = '10/hour'\nalgorithm = 'sliding_window'\n"
         service = start(config=text)
         service.check("k", rule="a", permits=4)
-        service.config.write_text(text + "[rules.b]\nquotas = '1/hour'\n")
+        rewrite(service, text + "[rules.b]\nquotas = '1/hour'\n")
         eventually(lambda: service.check("k", rule="b").status in (200, 429), "the new rule")
         assert service.remaining("k", rule="a", permits=0).json["remaining"] == 6
 
     def test_reload_bad_file(self, start: Start) -> None:
         """A bad new file changes nothing but the log and a metric."""
         service = start(config="[rules.a]\nquotas = '10/minute'\n")
-        service.config.write_text("\n[rules.a]\nquotas = 'nonsense'\n")
+        rewrite(service, "\n[rules.a]\nquotas = 'nonsense'\n")
         eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
         assert service.check("k", rule="a").json["limit"] == 10
         assert f"{service.config}:3: rules.a.quotas: " in service.log()
         assert service.metrics()['rate_limiter_config_reloads_total{result="failure"}'] >= 1
-        service.config.write_text("[rules.a]\nquotas = '11/minute'\n")
+        rewrite(service, "[rules.a]\nquotas = '11/minute'\n")
         eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 1, "the good one again")
         assert service.check("k", rule="a").json["limit"] == 11
 
@@ -372,7 +378,7 @@ class TestReload:
     def test_replaced_worker(self, start: Start) -> None:
         """A worker that replaces another has the newest good rules."""
         service = start(config="[rules.a]\nquotas = '10/minute'\n")
-        service.config.write_text("[rules.a]\nquotas = '20/minute'\n")
+        rewrite(service, "[rules.a]\nquotas = '20/minute'\n")
         eventually(lambda: service.check("k", rule="a").json["limit"] == 20, "the new quota")
         [victim] = service.workers()
         os.kill(victim, signal.SIGKILL)
@@ -386,7 +392,7 @@ class TestReload:
 
         eventually(lambda: limit() > 0, "an answer")
         assert limit() == 20
-        service.config.write_text("[rules.a]\nquotas = 'nonsense'\n")
+        rewrite(service, "[rules.a]\nquotas = 'nonsense'\n")
         eventually(lambda: service.metrics()["rate_limiter_config_reload_success"] == 0, "the failure")
         [victim] = service.workers()
         os.kill(victim, signal.SIGKILL)

@@ -8,13 +8,17 @@ from tests.support.clocks import until
 from tests.support.quotas import LAWS
 
 BRIEF = Quota(5, 0.25)
+ONE_OR_SEVERAL = [BRIEF], [BRIEF, Quota(9, 0.5)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quotas", [[BRIEF], [BRIEF, Quota(9, 0.5)]], ids=["one quota", "several"])
-def test_records_go(quotas: list[Quota], any_callers: Callers) -> None:
+def test_records_go(callers: Callers) -> None:
     """Whatever wrote them, records are gone soon after they have ceased to matter, while other keys are asked for."""
-    limiters = [any_callers.limiter(quotas, algorithm=algorithm) for algorithm in LAWS]
+    limiters = [
+        callers.limiter(quotas, algorithm=algorithm, name=f"{len(quotas)} quotas")
+        for algorithm in LAWS
+        for quotas in ONE_OR_SEVERAL
+    ]
     for limiter in limiters:
         for number in range(20):
             limiter.try_acquire(f"spent {number}", permits=5)
@@ -27,7 +31,7 @@ def test_records_go(quotas: list[Quota], any_callers: Callers) -> None:
     def nearly_all_are_gone() -> bool:
         for limiter in limiters:
             limiter.try_acquire("another")
-        return 0 < any_callers.store.count() < 36  # of 6 * 60, or twice as many
+        return 0 < callers.store.count() < 54  # of 7 * 60 of one quota, and twice as many of several
 
     until(nearly_all_are_gone)
 

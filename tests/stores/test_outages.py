@@ -48,48 +48,39 @@ def outage(callers: Callers, name: str, **policies: Limiter) -> Iterator[Callabl
 
 
 @pytest.mark.parametrize("how", OUTAGES)
-def test_allow(how: str, failing_callers: Callers) -> None:
-    """The default: every call is allowed, and its decision says that the store did not decide."""
-    limiter = failing_callers.limiter(QUOTA, on_store_error="allow", **BRIEF)
-    with outage(failing_callers, how, allow=limiter) as timed:
-        for _ in range(5):
-            decision = timed(limiter.try_acquire, "k")
+def test_policies(how: str, failing_callers: Callers) -> None:
+    """Calls are allowed, which is the default, or denied, or decided by a limiter of the same quota in this process.
+
+    The three are on one store, so they have one breaker: the first call of each waits for the store, the others do not.
+    """
+    allow = failing_callers.limiter(QUOTA, on_store_error="allow", **BRIEF)
+    deny = failing_callers.limiter(QUOTA, on_store_error="deny", beside=allow)
+    local = failing_callers.limiter(QUOTA, on_store_error="local", beside=allow)
+    with outage(failing_callers, how, allow=allow, deny=deny, local=local) as timed:
+        for left in (2, 1, 0):
+            decision = timed(allow.try_acquire, "k")
             assert decision.allowed and decision.degraded
             assert 0 <= decision.remaining <= decision.limit == 3
-        assert timed(limiter.peek, "k").degraded
-        assert timed(limiter.peek, "k", permits=0).degraded
-        assert timed(limiter.acquire, "k", timeout=0).degraded
-
-
-@pytest.mark.parametrize("how", OUTAGES)
-def test_deny(how: str, failing_callers: Callers) -> None:
-    limiter = failing_callers.limiter(QUOTA, on_store_error="deny", **BRIEF)
-    with outage(failing_callers, how, deny=limiter) as timed:
-        for _ in range(5):
-            decision = timed(limiter.try_acquire, "k")
+            decision = timed(deny.try_acquire, "k")
             assert not decision.allowed and decision.degraded
             assert decision.retry_after > 0
-        assert not timed(limiter.peek, "k")
-        assert timed(limiter.peek, "k", permits=0).degraded
+            decision = timed(local.try_acquire, "k")
+            assert (decision.allowed, decision.remaining, decision.degraded) == (True, left, True)
+
+        for limiter in (allow, deny, local):
+            assert timed(limiter.peek, "k", permits=0).degraded
+        assert timed(allow.peek, "k").allowed and not timed(deny.peek, "k").allowed
+        assert timed(allow.acquire, "k", timeout=0).degraded
         with pytest.raises(RateLimited) as caught:
-            timed(limiter.acquire, "k", timeout=0)
+            timed(deny.acquire, "k", timeout=0)
         assert caught.value.decision.degraded
 
-
-@pytest.mark.parametrize("how", OUTAGES)
-def test_local(how: str, failing_callers: Callers) -> None:
-    """A limiter of the same quota, in this process."""
-    limiter = failing_callers.limiter(QUOTA, on_store_error="local", **BRIEF)
-    with outage(failing_callers, how, local=limiter) as timed:
-        decisions = [timed(limiter.try_acquire, "k") for _ in range(4)]
-        assert [decision.allowed for decision in decisions] == [True, True, True, False]
-        assert [decision.remaining for decision in decisions] == [2, 1, 0, 0]
-        assert all(decision.degraded for decision in decisions)
-        assert timed(limiter.try_acquire, "another", permits=3)
-        timed(limiter.refund, "k", permits=2)
-        assert timed(limiter.try_acquire, "k", permits=2)
-        timed(limiter.reset, "k")
-        assert timed(limiter.acquire, "k", permits=3, timeout=0).degraded
+        assert not timed(local.try_acquire, "k").allowed
+        assert timed(local.try_acquire, "another", permits=3)
+        timed(local.refund, "k", permits=2)
+        assert timed(local.try_acquire, "k", permits=2)
+        timed(local.reset, "k")
+        assert timed(local.acquire, "k", permits=3, timeout=0).degraded
 
 
 @pytest.mark.parametrize("how", OUTAGES)
@@ -175,11 +166,9 @@ def test_answers_are_not_mixed_up(failing_callers: Callers) -> None:
 def test_local_is_no_second_quota(failing_callers: Callers) -> None:
     """30 of 50 are spent before the outage, the rest in it, and then nothing is left, for this limiter or another."""
     locals_: dict[str, Limiter] = {}
-    for kind in ALGORITHMS:
-        # on one store they have one breaker, which waits for a silent server three times and not eighteen
-        beside = locals_[ALGORITHMS[0]] if failing_callers.share < 1 and locals_ else None
-        options: dict[str, object] = {"algorithm": kind, "on_store_error": "local", "beside": beside}
-        locals_[kind] = failing_callers.limiter("50/300d", **options, **({} if beside else BRIEF))
+    for kind in ALGORITHMS:  # on one store they have one breaker, which waits for a silent server three times
+        options: dict[str, Any] = {"beside": next(iter(locals_.values()))} if locals_ else dict(BRIEF)
+        locals_[kind] = failing_callers.limiter("50/300d", algorithm=kind, on_store_error="local", **options)
     for limiter in locals_.values():
         assert sum(limiter.try_acquire("k").allowed for _ in range(30)) == 30
     with outage(failing_callers, "silent", **locals_) as timed:

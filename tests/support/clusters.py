@@ -5,6 +5,7 @@ injected only when the replication links are up: a replica that never synchronis
 """
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -49,10 +50,12 @@ class Node(Server):
     options   of redis.conf, as in {"appendonly": "yes"}; changed ones count from the next `restart()`
     """
 
-    def __init__(self, kind: str, options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, options: dict[str, str] | None = None, *, port: Callable[[], int] = quiet_port
+    ) -> None:
         self.options = options or {}
         self.directory = Path(tempfile.mkdtemp(prefix="headgate-"))
-        super().__init__(kind, port=quiet_port)
+        super().__init__(kind, port=port)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid())]
@@ -105,15 +108,19 @@ class Node(Server):
 
 
 class Sentinel(Node):
-    """A Sentinel that watches *primary*. It rewrites its file, so each has one."""
+    """A Sentinel that watches *primary*. It rewrites its file, so each has one.
 
-    def __init__(self, kind: str, primary: Node) -> None:
-        self.watches = f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} 2"
-        super().__init__(kind)
+    *known* are further lines of the file: its own id, the replica and its colleagues. Sentinels that have to find each
+    other take two seconds, until each has said hello.
+    """
+
+    def __init__(self, kind: str, port: int, primary: Node, known: list[str]) -> None:
+        self.watches = [f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} 2", *known]
+        super().__init__(kind, port=lambda: port)
 
     def _arguments(self) -> list[str]:
         path = self.directory / "sentinel.conf"
-        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", self.watches]
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self.directory}", *self.watches]
         lines += [f"sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER}"]
         lines += [f"sentinel failover-timeout {SERVICE} 3000"]
         path.write_text("\n".join(lines) + "\n")
@@ -125,10 +132,16 @@ class Sentinel(Node):
         return int(address[1])
 
     def is_ready(self) -> bool:
-        """Whether it knows the replica and both of its colleagues: only then can there be a failover."""
-        reply: list[str] = self.ask("SENTINEL", "MASTERS")[0]
-        known = reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
-        return int(known["num-slaves"]) >= 1 and int(known["num-other-sentinels"]) >= 2
+        """Whether it has heard of the replica and is connected to its colleagues: only then can there be a failover."""
+        replicas, colleagues = self._seen("SLAVES"), self._seen("SENTINELS")
+        heard = [replica["master-link-status"] for replica in replicas] == ["ok"]
+        return heard and [colleague["flags"] for colleague in colleagues] == ["sentinel", "sentinel"]
+
+    def _seen(self, what: str) -> list[dict[str, str]]:
+        replies = self.ask("SENTINEL", what, SERVICE)
+        return [
+            reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True)) for reply in replies
+        ]
 
 
 class Sentinels(Addressed):
@@ -143,7 +156,7 @@ class Sentinels(Addressed):
             wait_until(lambda: self.replica.replication()["master_link_status"] == "up", "the replica has synchronised")
             wait_until(self.primary.is_followed, "the replica hears everything")
             # not before: a Sentinel that looks too early looks again after ten seconds
-            self.sentinels = [Sentinel(kind, self.primary) for _ in range(3)]
+            self.sentinels = self._sentinels(kind)
             self.nodes += self.sentinels
             wait_until(lambda: all(sentinel.is_ready() for sentinel in self.sentinels), "the Sentinels know each other")
         except BaseException:
@@ -153,6 +166,17 @@ class Sentinels(Addressed):
     def _add(self, node: Node) -> Node:
         self.nodes.append(node)
         return node
+
+    def _sentinels(self, kind: str) -> list[Sentinel]:
+        ids = {quiet_port(): secrets.token_hex(20) for _ in range(3)}
+        made = []
+        for port, id in ids.items():
+            known = [f"sentinel myid {id}", f"sentinel known-replica {SERVICE} 127.0.0.1 {self.replica.port}"]
+            for other, its_id in ids.items():
+                if other != port:
+                    known.append(f"sentinel known-sentinel {SERVICE} 127.0.0.1 {other} {its_id}")
+            made.append(Sentinel(kind, port, self.primary, known))
+        return made
 
     @property
     def addresses(self) -> str:
@@ -333,12 +357,14 @@ class Cluster(Addressed):
             yield "moved"
 
     def flush(self) -> None:
-        """Forget keys and scripts."""
-        for member in self.primaries():
-            member.ask("FLUSHALL")
+        """Forget keys and scripts, also on the replicas."""
         for member in self.members:
             member.ask("SCRIPT", "FLUSH")
-        wait_until(lambda: all(member.is_followed() for member in self.primaries()), "the replicas have forgotten too")
+        for member in self.primaries():
+            with closing(redis.Redis(port=member.port, socket_timeout=2 * PATIENCE, retry=ONCE)) as client:
+                client.flushall()
+                # which asks the replica, that else tells once a second how far it is
+                assert client.wait(1, round(PATIENCE * 1000)) == 1, "the replica has not forgotten"
 
     def stop(self) -> None:
         for member in self.members:

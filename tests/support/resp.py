@@ -30,6 +30,26 @@ from tests.support.service import Service
 
 Result = TypeVar("Result")
 
+RULES = """
+[rules.login]
+quotas = "5/hour"
+algorithm = "sliding_window"
+overrides = { "vip" = "50/hour" }
+exempt = ["monitoring"]
+[rules.costly]
+quotas = "10/hour"
+cost = 3
+[rules.trial]
+quotas = "1/hour"
+shadow = true
+[rules.pair]
+quotas = "5/hour"
+key = ["key", "address"]
+[rules.tenant]
+quotas = "5/hour"
+key = ["header:X-Tenant"]
+"""
+
 
 def command(*words: object) -> bytes:
     """A command as clients send it."""

@@ -80,6 +80,7 @@ class Row:
     colours     sync and async, or one of them
     share       of the random steps that the whole suite has: a store whose calls take longer makes fewer
     group       rows that are slow to start run in one worker of pytest-xdist
+    once        above what is compiled: `make test` runs the row with one of the two builds
     """
 
     open: Callable[[], AbstractContextManager[OpenStore]]
@@ -90,6 +91,7 @@ class Row:
     server: bool = True
     share: float = 1.0
     group: str = ""
+    once: bool = True
 
 
 class Memory(OpenStore):
@@ -333,9 +335,10 @@ def service() -> Iterator[OpenStore]:
 
 
 STORES = {
-    "memory": Row(memory, server=False),
-    "shared": Row(shared, processes=True, server=False),
-    **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=kind == KINDS[0]) for kind in KINDS},
+    "memory": Row(memory, server=False, once=False),
+    "shared": Row(shared, processes=True, server=False, once=False),
+    KINDS[0]: Row(partial(redis_server, KINDS[0]), processes=True, outages=True, once=False),
+    **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=False) for kind in KINDS[1:]},
     "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
     "service": Row(service, processes=SERVICE_WHOLE, outages=SERVICE_WHOLE, whole=SERVICE_WHOLE, share=0.3),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
@@ -350,6 +353,7 @@ def rows(wanted: Callable[[Row], bool], colours: tuple[str, ...] = COLOURS) -> l
     found = []
     for name, row in STORES.items():
         marks = [pytest.mark.server] * row.server + [pytest.mark.xdist_group(row.group)] * bool(row.group)
+        marks += [pytest.mark.once] * row.once
         for colour in row.colours:
             if wanted(row) and colour in colours:
                 found.append(pytest.param((name, colour), id=f"{name} {colour}", marks=marks))
