@@ -446,6 +446,16 @@ def test_wrong_bodies(body: bytes, serving: Service) -> None:
     assert found.status == 400 and re.search(WRONG_BODIES[body], found.problem)
 
 
+def test_described(serving: Service, service: Service) -> None:
+    """The route is in the description of a service that allows limits of clients, and only there."""
+    path = f"{API}/commands"
+    assert "post" in serving.get("/openapi.json").json["paths"][path]
+    assert path not in service.get("/openapi.json").json["paths"]
+    refused = service.ask("POST", path, body=command("HEADGATE.LIMIT", "take", RULE, "k", 1))
+    [error] = parse_replies(refused.body)
+    assert "takes no limits from clients" in str(error)
+
+
 def test_other_commands(serving: Service) -> None:
     """Over HTTP there is what the client needs, and no more."""
     body = command("PING") + command("HEADGATE.CHECK", "login", "k") + command("HEADGATE.LIMIT", "steal")

@@ -78,7 +78,8 @@ def describe(state: State) -> dict[str, Any]:
         },
         "paths": _paths(schemas, slots)
         | (_slot_paths(state, schemas) if slots else {})
-        | (_envoy_paths() if state.envoy else {}),
+        | (_envoy_paths() if state.envoy else {})
+        | (_command_paths() if state.settings.client_limits else {}),
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -144,15 +145,6 @@ def _paths(schemas: dict[str, Any], slots: list[str]) -> dict[str, Any]:
         "/api/v1/rate-limit/book": {
             "post": operation("book", "Book a slot; a query works too", booked, [], "BookingRequest", "limits", False),
             "delete": operation("cancel", "Give a slot up", cancelled, cancelling, tag="limits"),
-        },
-        "/api/v1/rate-limit/commands": {
-            "post": operation(
-                "commands",
-                "Calls of limiters in other processes; body and answer are in the Redis protocol",
-                {"200": {"description": "the replies, in order"}, **problems(400, 401, 403, 408, 413, 503)},
-                [],
-                tag="limits",
-            )
         },
         "/api/v1/rate-limit/forward/{rule}": {
             "get": operation(
@@ -248,3 +240,11 @@ def _envoy_paths() -> dict[str, Any]:
     call["responses"] |= problems(400, 401, 403, 408, 413, 414, 503)
     call["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
     return {"/json": {"post": call}}
+
+
+def _command_paths() -> dict[str, Any]:
+    answered = {"200": {"description": "the replies, in order", "content": {"application/octet-stream": {}}}}
+    call = operation("commands", "Calls of limiters in other processes, in the Redis protocol", answered, tag="limits")
+    call["responses"] |= problems(400, 401, 403, 408, 413, 503)
+    call["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    return {"/api/v1/rate-limit/commands": {"post": call}}
