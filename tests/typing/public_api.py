@@ -5,12 +5,14 @@ Both report an ignore that is not needed, so a line with one states that the mis
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
+import aiohttp
 import httpx
 import redis
 import redis.asyncio
 import requests
 
 from headgate import AsyncHybridLimiter, AsyncLimiter, Decision, HybridLimiter, Limiter, Quota
+from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.coordination import (
@@ -130,6 +132,7 @@ def clients(pool: Pool, shared: AsyncPool) -> None:
     session.mount("https://", PoolAdapter(pool, lambda request, member: None))
     httpx.Client(transport=PoolTransport(pool, lambda request, member: None))
     httpx.AsyncClient(transport=AsyncPoolTransport(shared, lambda request, member: None))
+    aiohttp.ClientSession(middlewares=[PoolMiddleware(shared, lambda request, member: None)])
 
 
 def mistakes(limiter: Limiter) -> None:

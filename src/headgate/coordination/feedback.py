@@ -60,11 +60,16 @@ def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
 
 def of_response(response: Any) -> Feedback:
     """The feedback of a response of httpx, requests, aiohttp, urllib3, or of any object with a status and headers."""
-    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    status = status_of(response)
     headers: Any = getattr(response, "headers", None)
     if not isinstance(status, int) or not hasattr(headers, "items"):
         raise TypeError(f"observe() takes an answer with status_code (or status) and headers, got {response!r:.80}")
     return feedback(status, headers)
+
+
+def status_of(response: Any) -> Any:
+    """The status of a response, under either of the names that HTTP libraries give it; None if it has neither."""
+    return getattr(response, "status_code", None) or getattr(response, "status", None)
 
 
 def of_stranger(response: Any) -> Feedback:
