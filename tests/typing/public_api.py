@@ -16,6 +16,7 @@ from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.coordination import (
+    Adaptive,
     AsyncCircuitBreaker,
     AsyncLock,
     AsyncPool,
@@ -91,6 +92,7 @@ def coordination(store: Store) -> None:
         Pool("agents", store=given, lease=30.0, slots=2, quota="80/10 minutes", failures=3)
         WaitQueue("tokens", store=given, timeout=60.0, max_length=10)
         Semaphore("erp", limit=50, store=given, lease=30.0, max_hold=60.0)
+        Semaphore("erp", limit=50, store=given, adaptive=Adaptive(min=5, max=200, overload=lambda error: True))
         AsyncLock("reindex", store=given)
         AsyncSemaphore("erp", limit=50, store=given, cancel_when_lost=True)
         AsyncCircuitBreaker("api", store=given)
