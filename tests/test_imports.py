@@ -37,6 +37,7 @@ LAYERS = [
     ["limits"],
     ["web"],
     ["testing", "service"],
+    ["replay", "inspection"],
     ["cli", "__main__"],
     [""],  # the package itself: public names, nothing else
 ]

@@ -36,6 +36,8 @@ if limiter.try_acquire("user:123"):
 # web/             headgate in web frameworks
 # limits/          storages and strategies for the library limits
 # service/         headgate over HTTP
+# replay/          headgate replay: what a limit would have done to a log
+# inspection/      headgate plan, doctor and top: settings, stores and services as operators see them
 # cli/             the headgate command
 
 from typing import TYPE_CHECKING, Any

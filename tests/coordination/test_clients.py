@@ -1,4 +1,4 @@
-"""httpx and requests with members of a pool, against a real HTTP server whose answers the test chooses."""
+"""httpx, requests and aiohttp with members of a pool, against a real HTTP server whose answers the test chooses."""
 
 import asyncio
 import http.server
@@ -14,18 +14,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import requests
 import trustme
 
 from headgate.clients import retries
+from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.authorize import Origins, header
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.clients.retries import Retries
 from headgate.coordination import AsyncPool, Pool, feedback
-from headgate.coordination.feedback import Feedback, of_response
+from headgate.coordination.feedback import Feedback, of_response, status_of
 from headgate.errors import PoolExhausted
 from tests.support.clusters import wait_until
 from tests.support.servers import free_port
@@ -89,7 +91,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site.stop()
 
 
-CLIENTS = ["httpx", "httpx async", "requests"]
+CLIENTS = ["httpx", "httpx async", "requests", "aiohttp"]
+NO_CONNECTION = (httpx.ConnectError, requests.ConnectionError, aiohttp.ClientConnectorError)
 
 
 @pytest.fixture(params=CLIENTS)
@@ -118,6 +121,23 @@ def sender(client: str) -> Iterator[Sender]:
     def wait_for(work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
+    async def make_aiohttp(middleware: PoolMiddleware) -> Callable[..., Any]:
+        connector = aiohttp.TCPConnector(limit=1, ssl=ssl.create_default_context())
+        session = aiohttp.ClientSession(connector=connector, middlewares=[middleware])
+        closes.append(lambda: wait_for(session.close()))
+
+        async def request(method: str, url: str, timeout: float = 20.0, **more: Any) -> Any:
+            limit = aiohttp.ClientTimeout(total=None, sock_connect=20.0, sock_read=timeout)
+            async with session.request(method, url, timeout=limit, **more) as response:
+                return SimpleNamespace(
+                    status_code=response.status,
+                    headers=response.headers,
+                    text=await response.text(),
+                    request=response.request_info,
+                )
+
+        return lambda *args, **more: wait_for(request(*args, **more))
+
     def make(pool: str, authorize: Any = BEARER, **options: Any) -> Callable[..., Any]:
         if client == "requests":
             session = requests.Session()
@@ -135,6 +155,9 @@ def sender(client: str) -> Iterator[Sender]:
             return lambda method, url, timeout=20.0, **more: plain.request(
                 method, url, timeout=read_timeout(timeout), **more
             )
+        if client == "aiohttp":
+            made: Callable[..., Any] = wait_for(make_aiohttp(PoolMiddleware(AsyncPool(pool), authorize, **options)))
+            return made
         inner = httpx.AsyncHTTPTransport(limits=limits)
         async_transport = AsyncPoolTransport(AsyncPool(pool), authorize, transport=inner, **options)
         tasks = httpx.AsyncClient(transport=async_transport, follow_redirects=True)
@@ -233,9 +256,12 @@ def test_stream_is_sent_once(sender: Sender, client: str, site: Site, name: str)
     async def achunks() -> Any:
         yield b"x"
 
-    body = (
-        {"content": achunks()} if client == "httpx async" else {"data" if client == "requests" else "content": chunks()}
-    )
+    body: dict[str, Any] = {
+        "httpx": {"content": chunks()},
+        "httpx async": {"content": achunks()},
+        "requests": {"data": chunks()},
+        "aiohttp": {"data": achunks()},
+    }[client]
     assert sender(name)("POST", site.url, headers={"Content-Length": "1"}, **body).status_code == 429
     assert len(site.seen) == 1
 
@@ -244,7 +270,7 @@ def test_connection_refused(sender: Sender, name: str) -> None:
     """The caller gets the error, and the pool its member."""
     pool = Pool(name, failures=2)
     pool.add("a")
-    with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
+    with pytest.raises(NO_CONNECTION):
         sender(name)("POST", f"http://127.0.0.1:{free_port()}/")
     assert pool.status().leased == 0
 
@@ -325,21 +351,35 @@ def test_caller_errors(name: str) -> None:
     assert pool.status().ready == 1
 
 
-async def test_cancelled_request(site: Site, name: str) -> None:
+def async_client(library: str, pool: AsyncPool) -> Any:
+    """A client of one connection that sends with the members of *pool*."""
+    if library == "aiohttp":
+        middleware, timeout = PoolMiddleware(pool, BEARER), aiohttp.ClientTimeout(20)
+        connector = aiohttp.TCPConnector(limit=1)
+        return aiohttp.ClientSession(middlewares=[middleware], connector=connector, timeout=timeout)
+    inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
+    return httpx.AsyncClient(transport=AsyncPoolTransport(pool, BEARER, transport=inner), timeout=20)
+
+
+ASYNC = pytest.mark.parametrize("library", ["httpx", "aiohttp"])
+
+
+@ASYNC
+async def test_cancelled_request(library: str, site: Site, name: str) -> None:
     """It gives its connection back."""
     pool = AsyncPool(name)
     await pool.add("a")
     site.answer = lambda token: (429, {"Retry-After": "30"}) if token == "a" else (200, {})
-    inner = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=1))
-    transport = AsyncPoolTransport(pool, BEARER, transport=inner)
-    async with httpx.AsyncClient(transport=transport, timeout=20) as client:
+    async with async_client(library, pool) as client:
         task = asyncio.create_task(client.get(site.url))
         watch = Pool(name)
         await asyncio.to_thread(wait_until, lambda: watch.status().waiting == 1, "it waits, with an answer at hand")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await pool.add("b")
-        assert (await client.get(site.url)).status_code == 200
+        response = await client.get(site.url)
+        assert status_of(response) == 200
+        await (response.read() if library == "aiohttp" else response.aread())
 
 
 def in_time(seconds: float, call: Callable[[], Any]) -> Any:
@@ -413,7 +453,7 @@ def test_learn(sender: Sender, site: Site, name: str) -> None:
     pool = Pool(name)
     pool.add("a", "b")
     site.answer = lambda token: (418, {})
-    send = sender(name, learn=lambda response: Feedback("", 0.0, response.status_code == 418))
+    send = sender(name, learn=lambda response: Feedback("", 0.0, status_of(response) == 418))
     assert send("GET", site.url).status_code == 418
     assert pool.status().retired == 2, "a request whose member is retired goes to the next"
     pool.add("a", "b")
@@ -429,7 +469,7 @@ def test_timed_out_request(sender: Sender, site: Site, name: str) -> None:
     hangs = threading.Event()
     site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
     send = sender(name, retries=Retries(attempts=1))
-    with pytest.raises((httpx.ReadTimeout, requests.ReadTimeout)):
+    with pytest.raises((httpx.ReadTimeout, requests.ReadTimeout, aiohttp.SocketTimeoutError)):
         send("GET", site.url, 0.3)
     hangs.set()
     member = pool.status().members["a"]
@@ -437,7 +477,7 @@ def test_timed_out_request(sender: Sender, site: Site, name: str) -> None:
     assert 15 < (member.ready_in or 0) < 31, "the rest of its lease, and the window"
     other = Pool(f"{name}'", quota="1/second")
     other.add("a")
-    with pytest.raises((httpx.ConnectError, requests.ConnectionError)):
+    with pytest.raises(NO_CONNECTION):
         sender(f"{name}'", retries=Retries(attempts=1))("GET", f"http://127.0.0.1:{free_port()}/")
     assert (other.status().members["a"].ready_in or 0) < 2
 
@@ -480,7 +520,7 @@ def test_tls_failure(
 
         thread = threading.Thread(target=accept)
         thread.start()
-        with pytest.raises((httpx.TransportError, requests.ConnectionError, ssl.SSLError)):
+        with pytest.raises((httpx.TransportError, requests.ConnectionError, aiohttp.ClientError, ssl.SSLError)):
             sender(name, retries=Retries(attempts=1))("GET", f"https://127.0.0.1:{listener.getsockname()[1]}/")
         thread.join()
     member = pool.status().members["a"]
@@ -488,12 +528,13 @@ def test_tls_failure(
     assert waits[0] < (member.ready_in or 0.1) < waits[1]
 
 
-async def test_cancelled_request_counts(site: Site, name: str) -> None:
+@ASYNC
+async def test_cancelled_request_counts(library: str, site: Site, name: str) -> None:
     """The server may still count it, as one that timed out."""
     pool, hangs = AsyncPool(name, quota="1/second"), threading.Event()
     await pool.add("a")
     site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
-    async with httpx.AsyncClient(transport=AsyncPoolTransport(pool, BEARER), timeout=20) as client:
+    async with async_client(library, pool) as client:
         task = asyncio.create_task(client.get(site.url))
         await asyncio.to_thread(wait_until, lambda: site.seen, "the request has arrived")
         task.cancel()
@@ -514,12 +555,13 @@ def test_secrets_do_not_leak(sender: Sender, site: Site, name: str) -> None:
     hangs = threading.Event()
     site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
     for url, timeout in [(f"http://127.0.0.1:{free_port()}/", 5.0), (site.url, 0.2)]:
-        with pytest.raises((httpx.TransportError, requests.RequestException)) as caught:
+        with pytest.raises((httpx.TransportError, requests.RequestException, aiohttp.ClientError)) as caught:
             send("GET", url, timeout)
         error: BaseException | None = caught.value
         while error is not None:
             assert "s3cret" not in repr(error) + str(getattr(getattr(error, "_request", None), "headers", ""))
-            assert "s3cret" not in str(getattr(getattr(error, "request", None), "headers", ""))
+            for request in (getattr(error, "request", None), getattr(error, "request_info", None)):
+                assert "s3cret" not in str(getattr(request, "headers", ""))
             error = error.__cause__ or error.__context__
     hangs.set()
 
@@ -555,6 +597,47 @@ def test_own_connection_limit(site: Site, name: str) -> None:
         assert (pool.status().open, len(site.seen)) == (0, 1)
 
 
+async def test_own_connection_limit_of_aiohttp(site: Site, name: str) -> None:
+    """As `test_own_connection_limit`."""
+    pool, hangs = AsyncPool(name, slots=2, failures=1), threading.Event()
+    await pool.add("a")
+    site.answer = lambda token: (200, {"X": str(hangs.wait(20))})
+    async with async_client("aiohttp", pool) as session:
+        first = asyncio.create_task(session.get(site.url))
+        await asyncio.to_thread(wait_until, lambda: site.seen, "the first request has the connection")
+        with pytest.raises(aiohttp.ConnectionTimeoutError):
+            await session.get(site.url, timeout=aiohttp.ClientTimeout(20, connect=0.05))
+        hangs.set()
+        (await first).close()
+        assert ((await pool.status()).open, len(site.seen)) == (0, 1)
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_aiohttp_repeats_nothing_itself(attempts: int, site: Site, name: str) -> None:
+    """A connection that breaks costs one attempt, although aiohttp would send an idempotent request once more."""
+    pool = AsyncPool(name)
+    await pool.add("a")
+    arrived: list[int] = []
+
+    async def drop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        arrived.append(1)
+        writer.close()
+
+    middleware = PoolMiddleware(pool, BEARER, retries=Retries(attempts=attempts), origins="*")
+    async with (
+        await asyncio.start_server(drop, "127.0.0.1", 0) as server,
+        aiohttp.ClientSession(middlewares=[middleware]) as session,
+    ):
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        for calls in (1, 2):
+            with pytest.raises((aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)):
+                await session.get(url)
+            assert len(arrived) == calls * attempts
+        async with session.get(site.url) as response:
+            assert response.status == 200, "the failed call says nothing about the next"
+
+
 def test_backoff(sender: Sender, site: Site, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses double after each failure, up to 30 seconds."""
     monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
@@ -584,6 +667,8 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: header("X", secrets={})(httpx.Request("GET", "http://x"), "bob"), LookupError, "'bob'.*no secret"),
     (lambda: PoolTransport(AsyncPool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
     (lambda: AsyncPoolTransport(Pool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolMiddleware(Pool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
+    (lambda: PoolMiddleware(AsyncPool("x"), later), TypeError, "async"),
     (lambda: PoolAdapter(AsyncPool("x"), BEARER), TypeError, "AsyncPool"),  # type: ignore[arg-type]  # as above
     (lambda: PoolTransport(Pool("x"), "Authorization"), TypeError, "header"),  # type: ignore[arg-type]  # as above
     (lambda: AsyncPoolTransport(AsyncPool("x"), None), TypeError, "header"),  # type: ignore[arg-type]  # as above
@@ -645,7 +730,7 @@ def test_bad_retries(options: Any) -> None:
         Retries(**options)
 
 
-@pytest.mark.parametrize("library", ["httpx", "requests"])
+@pytest.mark.parametrize("library", ["httpx", "requests", "aiohttp"])
 def test_missing_library(library: str) -> None:
     """The error names the extra to install."""
     code = f"import sys; sys.modules['{library}'] = None\nimport headgate.clients.{library}"

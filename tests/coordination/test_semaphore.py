@@ -1,6 +1,7 @@
 """Never more than the limit at once, in the order of arrival, whatever caller dies, forgets or comes late."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -16,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from headgate.coordination import AsyncSemaphore, Semaphore, SemaphoreLease, SemaphoreStatus
+from headgate.coordination import Adaptive, AsyncSemaphore, Semaphore, SemaphoreLease, SemaphoreStatus
 from headgate.errors import InvalidKey, LockLost, LockTimeout, PermitsExceedLimit, StoreUnavailable
 from headgate.stores.redis import RedisStore
 from headgate.testing import ManualClock
-from tests.support.awaited import Tools
+from tests.support.awaited import Awaited, Tools
 from tests.support.clocks import until_async
 from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
@@ -118,7 +119,7 @@ def test_heavy_waiter_is_not_starved(place: str, redis_server: Server, name: str
     here = "memory://" if place == "memory" else redis_server.patient_url
     there = RedisStore(redis_server.patient_url) if place == "processes" else here
     near, far = Semaphore(name, limit=4, store=here), Semaphore(name, limit=4, store=there)
-    order: list[tuple[int, str]] = []  # by fence: the heavy one and a light one have room at once, in two threads
+    order: list[tuple[int, str]] = []  # by fence: threads may run in another order
 
     def take(semaphore: Semaphore, weight: int, label: str) -> None:
         with semaphore.acquire(timeout=LONG, weight=weight) as acquired:
@@ -126,7 +127,7 @@ def test_heavy_waiter_is_not_starved(place: str, redis_server: Server, name: str
 
     first, second = near.acquire(weight=2), near.acquire()
     with ThreadPoolExecutor() as threads:
-        heavy = threads.submit(take, near, 3, "heavy")
+        heavy = threads.submit(take, near, 4, "heavy")
         wait_until(waits(near), "the heavy one waits")
         lights = [threads.submit(take, far, 1, "light") for _ in range(3)]
         wait_until(waits(far, 1 if place == "processes" else 4), "light ones wait")
@@ -334,6 +335,95 @@ async def test_limit_is_lowered_while_one_waits(url: str, name: str, monkeypatch
                     await heavy
 
 
+async def end(semaphore: Any, error: Exception | None = None, seconds: float = 0.0, overloaded: bool = False) -> int:
+    """The limit after a call that fills it and ended so."""
+    limit = (await semaphore.status()).limit
+    others = [await semaphore.acquire(timeout=LONG) for _ in range(limit - 1)]
+    with contextlib.suppress(*[type(error)] if error else []):
+        async with semaphore.acquire(timeout=LONG) as lease:
+            if overloaded:
+                (lease.tool if isinstance(lease, Awaited) else lease).overloaded()
+            if seconds:
+                semaphore._runner.clock.advance(seconds)
+            if error:
+                raise error
+    for lease in others:
+        (lease.tool if isinstance(lease, Awaited) else lease)._acquisition.outcome = 0
+        await lease.release()
+    return int((await semaphore.status()).limit)
+
+
+async def test_adaptive_limit(tools: Tools, url: str, name: str) -> None:
+    """Successes raise it, exceptions that mean overload and `overloaded()` lower it, other exceptions do nothing."""
+    adaptive = Adaptive(min=2, max=5, grow_after=1, shrink=0.5, overload=(TimeoutError, ConnectionError))
+    semaphore = tools.Semaphore(name, limit=4, store=url, adaptive=adaptive)
+    assert await end(semaphore) == 5
+    assert await end(semaphore) == 5, "max"
+    assert await end(semaphore, ConnectionResetError()) == 2
+    assert await end(semaphore, ValueError()) == 2
+    assert await end(semaphore) == 3
+    assert await end(tools.Semaphore(name, limit=4, store=url, adaptive=adaptive)) == 4, "the same settings join"
+    assert await end(semaphore, overloaded=True) == 2
+    with pytest.raises(PermitsExceedLimit, match="weight 3 is more than the limit of 2"):
+        await semaphore.acquire(weight=3)
+    lease = await semaphore.acquire(timeout=0, weight=2)
+    assert await lease.release() and (await semaphore.status()).limit == 3, "released without `with`: a success"
+    async with tools.Semaphore(name, limit=4, store=url).acquire(timeout=0, weight=4):
+        assert (await semaphore.status()).limit == 4, "a fixed limit that is set later holds for all"
+
+
+async def test_adaptive_limit_by_latency(tools: Tools, name: str, clock: ManualClock) -> None:
+    """A lease that was held for longer than the target lowers the limit, with or without an exception."""
+    adaptive = Adaptive(max=20, target=0.5)
+    semaphore = tools.Semaphore(name, limit=10, clock=clock, adaptive=adaptive)
+    assert await end(semaphore, seconds=0.5) == 10
+    assert await end(semaphore, seconds=0.501) == 9
+    assert await end(semaphore, ValueError(), seconds=0.501) == 8
+
+
+def test_adaptive_limit_finds_what_a_server_bears(name: str) -> None:
+    """Calls that are overloaded beyond 30 at once keep the limit near 30, from above and from below."""
+    for start in (5, 200):
+        semaphore = Semaphore(f"{name}{start}", limit=start, adaptive=Adaptive(max=200))
+        limits = []
+        for _ in range(120):
+            limits.append(semaphore.status().limit)
+            leases = [semaphore.acquire(timeout=0) for _ in range(limits[-1])]
+            for number, lease in enumerate(leases):
+                if number >= 30:
+                    lease.overloaded()
+                lease.release()
+        assert 26 <= min(limits[-40:]) and max(limits[-40:]) <= 31
+
+
+def test_a_classifier_that_fails(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller gets the error of the call, the log that of the classifier, and the limit stays."""
+    adaptive = Adaptive(max=9, overload=lambda error: error.status == 503)  # type: ignore[attr-defined]  # the mistake
+    semaphore = Semaphore(name, limit=4, adaptive=adaptive)
+    with pytest.raises(ZeroDivisionError), semaphore.acquire(timeout=0):
+        print(1 / 0)
+    assert semaphore.status().limit == 4 and "overload" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max": 0}, "max"),
+        ({"max": 5, "min": 6}, "at most max, which is 5, got 6"),
+        ({"max": 5, "grow_after": 0}, "grow_after"),
+        ({"max": 5, "shrink": 1.0}, "0.999"),
+        ({"max": 5, "shrink": "half"}, "such as 0.9"),
+        ({"max": 5, "target": 0}, "target"),
+        ({"max": 5, "overload": "TimeoutError"}, "overload must be a type"),
+    ],
+    ids=repr,
+)
+def test_bad_adaptive(options: Any, word: str) -> None:
+    """The error says what would be right."""
+    with pytest.raises(ValueError, match=word):
+        Adaptive(**options)
+
+
 def test_redis_is_down(name: str) -> None:
     """It raises `StoreUnavailable`: at once, or when the time is over."""
     semaphore = Semaphore(name, limit=1, store=f"redis://127.0.0.1:{free_port()}?timeout=0.5")
@@ -373,6 +463,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"name": "x", "lease": 0.001}, ValueError, "0.01"),
     ({"name": "x", "max_hold": 0}, ValueError, "max_hold"),
     ({"name": "x", "store": "mongodb://h"}, ValueError, "memory://"),
+    ({"name": "x", "adaptive": 200}, TypeError, r"Adaptive\(min=5, max=200\)"),
+    ({"name": "x", "limit": 9, "adaptive": Adaptive(max=8)}, ValueError, "from min=1 to max=8, got 9"),
+    ({"name": "x", "limit": 1, "adaptive": Adaptive(min=2, max=8)}, ValueError, "from min=2"),
 ]
 
 

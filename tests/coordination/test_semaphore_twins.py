@@ -2,6 +2,8 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
@@ -22,12 +24,16 @@ SECOND = MICROSECONDS
 LEASE = 10 * SECOND
 WAITER = 5 * SECOND
 
+ADAPTIVE = ["2:1:4:1:500", "3:2:5:2:900", "1:1:2:0:1"]  # start, low, high, successes to grow, thousandths left
+
 IDS = st.sampled_from(["a", "b", "c", "d", "ra", "na", "ea"])  # some look like the marks of released ones
 TERMS = st.tuples(st.sampled_from([LEASE, 3 * SECOND]), st.integers(1, 5), st.integers(1, 3))
 ACTIONS = st.one_of(
     st.tuples(st.just("acquire"), IDS, TERMS),
     st.tuples(st.sampled_from(["acquire", "renew", "release", "peek", "status"]), IDS, TERMS),
     st.tuples(st.sampled_from(["claim", "configure", "try"]), IDS, TERMS),
+    st.tuples(st.sampled_from(["adapt", *ADAPTIVE]), IDS, TERMS),
+    st.tuples(st.sampled_from(["succeed", "overload"]), IDS, TERMS),
     st.tuples(st.just("evict"), st.sampled_from(["x", "y"]), TERMS),
     st.tuples(st.just("advance"), st.sampled_from([0.25, 3.0, 10.0, 61.0]), TERMS),
 )
@@ -41,6 +47,9 @@ class Model:
         self.queue: dict[str, tuple[int, int]] = {}  # when it is taken for dead, weight
         self.limit = 0
         self.last_fence = 0
+        self.adaptive = ""  # settings
+        self.successes: list[str] = []  # since the limit changed
+        self.lowered: set[str] = set()  # the leases that were there when it was lowered
 
     def pass_time(self, now: int) -> None:
         self.held = {id: kept for id, kept in self.held.items() if kept[0] > now}
@@ -69,11 +78,34 @@ class Model:
         if granted:
             self.hold(id, now + lease, weight)
 
+    def end_lease(self, id: str, outcome: int) -> None:
+        """The limit grows by one after enough successes, and what it was lowered for does not lower it again."""
+        used = self.used
+        if id not in self.held or not self.held.pop(id)[2] or not outcome or not self.adaptive or id in self.lowered:
+            return
+        _, low, high, enough, left = map(int, self.adaptive.split(":"))
+        if outcome < 0:
+            self.limit = max(low, min(self.limit - 1, self.limit * left // 1000))
+            self.lowered, self.successes = {*self.held, id}, []
+        elif used >= self.limit / 2:
+            self.successes.append(id)
+            if len(self.successes) >= (enough or self.limit):
+                self.limit, self.successes = min(high, self.limit + 1), []
+
     def check_claim(
-        self, now: int, id: str, lease: int, limit: int, weight: int, ttl: int, configures: int, answer: list[int]
+        self,
+        now: int,
+        id: str,
+        lease: int,
+        limit: int,
+        weight: int,
+        ttl: int,
+        configures: int,
+        adaptive: str,
+        answer: list[int],
     ) -> None:
-        if not self.limit or (configures and id not in self.held):
-            self.limit = limit
+        if not self.limit or (configures and id not in self.held and (not adaptive or adaptive != self.adaptive)):
+            self.limit, self.adaptive, self.successes, self.lowered = limit, adaptive, [], set()
         if id not in self.held and weight > self.limit:
             assert answer[0] == -2 and answer[2] == self.limit
             self.queue.pop(id, None)
@@ -83,6 +115,8 @@ class Model:
         if granted:
             assert answer[3] > 0 and self.held.get(id, (0, 0, 0))[2] in (0, answer[3]), "a lease keeps its fence"
             self.queue.pop(id, None)
+            if not self.held.get(id, (0, 0, 0))[2]:  # a new lease, or one without a fence until now
+                self.lowered.discard(id)
             self.hold(id, now + lease, weight, answer[3])
         elif ttl:
             self.queue[id] = (now + ttl, weight)
@@ -103,11 +137,21 @@ def test_every_trace(redis_server: Server) -> None:
                 continue
             now = twins.clock.now()
             model.pass_time(now)
-            if op in ("claim", "configure", "try"):
-                queue_for = (0 if op == "try" else WAITER, int(op == "configure"))
-                answer = twins.step("claim", id, lease, limit, weight, *queue_for, times=times)
+            if op in ("claim", "configure", "try", "adapt", *ADAPTIVE):
+                settings = op if op in ADAPTIVE else ADAPTIVE[0] if op == "adapt" else ""
+                limit = int(settings.partition(":")[0]) if settings else limit
+                queue_for = (0 if op == "try" else WAITER, int(op not in ("claim", "adapt", "try")))
+                adaptive = (settings,) if settings else ()
+                answer = twins.step("claim", id, lease, limit, weight, *queue_for, *adaptive, times=times)
                 if answer[0] != -1:
-                    model.check_claim(now, id, lease, limit, weight, *queue_for, answer)
+                    model.check_claim(now, id, lease, limit, weight, *queue_for, settings, answer)
+                op = "claim"
+            elif op in ("succeed", "overload"):
+                outcome = 1 if op == "succeed" else -1
+                answer = twins.step("release", id, lease, limit, weight, outcome, times=times)
+                assert answer[0] == 1 or id not in model.held
+                model.end_lease(id, outcome)
+                model.queue.pop(id, None)
             else:
                 answer = twins.step(op, id, lease, limit, weight, times=times)
             if op == "acquire" and answer[0] != -1:
@@ -128,11 +172,88 @@ def test_every_trace(redis_server: Server) -> None:
                 assert answer == [model.used, len(model.held), len(model.queue), model.limit or limit]
             else:
                 assert answer[1] == model.used, "the sum of the weights is wrong"
-            if answer[0] == 0 and op in ("acquire", "peek", "claim", "configure", "try"):
+            if answer[0] == 0 and op in ("acquire", "peek", "claim"):
                 assert answer[2] == min((end - now for end, _, _ in model.held.values()), default=-1)
         twins.close()
 
     check()
+
+
+def test_the_limit_adapts(redis_server: Server) -> None:
+    """It grows after as many successes as it is, while half is in use, and calls under way lower it once."""
+    twins = Twins(SEMAPHORE, redis_server)
+    numbers = count()
+
+    def limit() -> int:
+        return int(twins.step("status", "", LEASE, 9, 1)[3])
+
+    def claim(id: str, settings: str = "4:2:6:0:500") -> int:
+        start = int(settings.partition(":")[0])
+        return int(twins.step("claim", id, LEASE, start, 1, WAITER, 1, *filter(None, [settings]), times=2)[0])
+
+    def call(outcome: int, beside: int = 1) -> None:
+        """A call that ends so, with some others under way."""
+        ids = [f"{next(numbers)}" for _ in range(beside + 1)]
+        assert [claim(id) for id in ids] == [1] * len(ids)
+        twins.step("release", ids[0], LEASE, 9, 1, outcome, times=2)
+        for id in ids[1:]:
+            twins.step("release", id, LEASE, 9, 1)
+
+    call(1, beside=0)
+    assert limit() == 4, "one of four in use says nothing"
+    for _ in range(3):
+        call(1)
+    assert limit() == 4
+    call(1)
+    assert limit() == 5
+    for _ in range(5):
+        call(1)
+    assert limit() == 5, "two of five in use"
+    for _ in range(20):
+        call(1, beside=2)
+    assert limit() == 6, "its highest"
+    for id in "abcdef":
+        assert claim(id) == 1
+    for id in "abcde":
+        twins.step("release", id, LEASE, 9, 1, -1, times=2)
+    assert limit() == 3, "five calls under way, one overload"
+    assert claim("g") == claim("h") == 1 and claim("i") == 0
+    twins.step("release", "g", LEASE, 9, 1, -1)
+    twins.step("release", "f", LEASE, 9, 1, 1)
+    assert limit() == 2, "its lowest"
+    twins.step("release", "h", LEASE, 9, 1, -1)
+    assert limit() == 2
+    assert claim("j") == claim("i") == 1, "the first in the queue, and no more"
+    assert claim("k") == 0
+    assert claim("k", "5:2:6:0:500") == 1 and limit() == 5, "other settings start it again"
+    twins.step("claim", "l", LEASE, 3, 1, WAITER, 1)
+    twins.step("release", "k", LEASE, 9, 1, -1)
+    assert limit() == 3, "a fixed limit stays"
+    twins.close()
+
+
+def test_a_long_adaptive_trace(redis_server: Server) -> None:
+    """Many calls with an adaptive limit: both do what the model does, and never admit more than the limit is then."""
+    twins, model, dice, numbers = Twins(SEMAPHORE, redis_server), Model(), Random(7), count()
+    limits = set()
+    for step in range(800):
+        now = twins.clock.now()
+        model.pass_time(now)
+        if dice.random() < 0.55:
+            id, weight = f"{next(numbers)}", dice.randint(1, 2)
+            answer = twins.step("claim", id, LEASE, 8, weight, 0, 1, "8:2:10:2:700")
+            model.check_claim(now, id, LEASE, 8, weight, 0, 1, "8:2:10:2:700", answer)
+            assert answer[0] != 1 or answer[1] <= model.limit
+        elif model.held:
+            id, outcome = dice.choice(list(model.held)), dice.choice([1, 1, 1, 1, 0, -1 if step // 100 % 2 else 1])
+            assert twins.step("release", id, LEASE, 8, 1, outcome)[0] == 1
+            model.end_lease(id, outcome)
+        twins.clock.advance(dice.choice([0, 0, 0.1, 1.0]))
+        model.pass_time(twins.clock.now())
+        assert twins.step("status", "", LEASE, 8, 1)[3] == model.limit
+        limits.add(model.limit)
+    assert limits == set(range(2, 11)), "the trace has gone through all of them"
+    twins.close()
 
 
 def test_first_come_first_served(redis_server: Server) -> None:

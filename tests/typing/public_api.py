@@ -5,15 +5,18 @@ Both report an ignore that is not needed, so a line with one states that the mis
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
+import aiohttp
 import httpx
 import redis
 import redis.asyncio
 import requests
 
 from headgate import AsyncHybridLimiter, AsyncLimiter, Decision, HybridLimiter, Limiter, Quota
+from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.coordination import (
+    Adaptive,
     AsyncCircuitBreaker,
     AsyncLock,
     AsyncPool,
@@ -89,6 +92,7 @@ def coordination(store: Store) -> None:
         Pool("agents", store=given, lease=30.0, slots=2, quota="80/10 minutes", failures=3)
         WaitQueue("tokens", store=given, timeout=60.0, max_length=10)
         Semaphore("erp", limit=50, store=given, lease=30.0, max_hold=60.0)
+        Semaphore("erp", limit=50, store=given, adaptive=Adaptive(min=5, max=200, overload=lambda error: True))
         AsyncLock("reindex", store=given)
         AsyncSemaphore("erp", limit=50, store=given, cancel_when_lost=True)
         AsyncCircuitBreaker("api", store=given)
@@ -130,6 +134,7 @@ def clients(pool: Pool, shared: AsyncPool) -> None:
     session.mount("https://", PoolAdapter(pool, lambda request, member: None))
     httpx.Client(transport=PoolTransport(pool, lambda request, member: None))
     httpx.AsyncClient(transport=AsyncPoolTransport(shared, lambda request, member: None))
+    aiohttp.ClientSession(middlewares=[PoolMiddleware(shared, lambda request, member: None)])
 
 
 def mistakes(limiter: Limiter) -> None:

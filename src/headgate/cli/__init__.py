@@ -2,6 +2,8 @@
 
 service.py  the commands of the service: serve, config, token
 migrate.py  headgate migrate: make the tables of a PostgreSQL store
+replay.py   headgate replay and headgate plan: what limits would do, and what new settings change
+inspect.py  headgate doctor and headgate top: whether a store is fit for limits, and what a service does
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from difflib import get_close_matches
 from typing import Any
 
 import headgate
+from headgate.cli.inspect import add_doctor, add_top
 from headgate.cli.migrate import add_migrate
+from headgate.cli.replay import add_plan, add_replay
 from headgate.cli.service import add_config, add_serve, add_token
 
 BROKEN_PIPE = 141  # the exit code that a shell shows for a program that SIGPIPE ended
@@ -56,7 +60,7 @@ def _run(argv: Sequence[str] | None) -> int:
     build = "compiled" if headgate.COMPILED else "pure Python"
     parser.add_argument("--version", action="version", version=f"headgate {headgate.__version__} ({build})")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_serve, add_config, add_token, add_migrate):
+    for add in (add_serve, add_config, add_token, add_migrate, add_replay, add_plan, add_doctor, add_top):
         add(commands)
     options = parser.parse_args(argv)
     if not hasattr(options, "run"):

@@ -4,7 +4,8 @@
 
 httpx.py      transports for httpx
 requests.py   an adapter for requests
-sender.py     the loop of attempts that both share
+aiohttp.py    a client middleware for aiohttp
+sender.py     the loop of attempts that all share
 authorize.py  how a member is written into a request
 retries.py    when a request is sent again
 """

@@ -120,7 +120,8 @@ class AsyncPoolTransport(_PooledTransport[AsyncPool, httpx.AsyncBaseTransport], 
         if request.url not in self._sender.origins:
             return await send(request)
         copy = partial(_copy, request)
-        return await self._sender.asend(self._pool, request.method, _is_repeatable(request), copy, send)
+        repeatable = _is_repeatable(request)
+        return await self._sender.asend(self._pool, request.method, repeatable, copy, send, close=httpx.Response.aclose)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

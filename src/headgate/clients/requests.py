@@ -9,9 +9,7 @@ time.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable
-from traceback import walk_tb
 from typing import Any
 
 try:
@@ -23,7 +21,7 @@ except ImportError as error:
 
 from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Retries
-from headgate.clients.sender import PooledSender
+from headgate.clients.sender import PooledSender, passed_through
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import Pool
 
@@ -36,21 +34,12 @@ def _may_be_sent(error: Exception) -> bool:
     if isinstance(error, requests.ConnectTimeout) or not _is_failure(error):
         return False
     cause = getattr(error.args[0] if error.args else None, "reason", None)
-    return not isinstance(cause, NewConnectionError) and not _is_of_handshake(error)
+    # TLS that fails in the handshake raises the same errors as later
+    return not isinstance(cause, NewConnectionError) and not passed_through(error, "do_handshake")
 
 
 def _is_failure(error: Exception) -> bool:
     return isinstance(error, requests.ConnectionError | requests.Timeout)
-
-
-def _is_of_handshake(error: BaseException | None) -> bool:
-    """Whether TLS failed before the request was sent. Its errors look the same as later ones, except for where."""
-    handshake = ssl.SSLSocket.do_handshake.__code__
-    while error is not None:
-        if any(frame.f_code is handshake for frame, _ in walk_tb(error.__traceback__)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 class PoolAdapter(HTTPAdapter):

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from headgate.coordination.arguments import check_count, check_seconds
-from headgate.coordination.feedback import Feedback, of_response
+from headgate.coordination.feedback import Feedback, of_response, status_of
 
 JITTER = Random()
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
@@ -71,4 +71,4 @@ class Retries:
         asked = of_response(response).cooldown
         others = feedback.cooldown >= asked and not all_servers
         feedback = feedback._replace(cooldown=max(feedback.cooldown, asked))
-        return self.pause(method, response.status_code, feedback, number, left, others)
+        return self.pause(method, status_of(response), feedback, number, left, others)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from time import monotonic
+from traceback import walk_tb
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from headgate._plan import arun, run
@@ -26,13 +27,9 @@ class Closes(Protocol):
     def close(self) -> object: ...
 
 
-class ClosesAsync(Protocol):
-    def aclose(self) -> Awaitable[object]: ...
-
-
 Request = TypeVar("Request")
 Response = TypeVar("Response", bound=Closes)
-AsyncResponse = TypeVar("AsyncResponse", bound=ClosesAsync)
+AsyncResponse = TypeVar("AsyncResponse")
 
 
 class AcquireMember(NamedTuple):
@@ -142,8 +139,9 @@ class PooledSender:
         repeatable: bool,
         copy: Callable[[], Request],
         send: Callable[[Request], Awaitable[AsyncResponse]],
+        close: Callable[[AsyncResponse], Awaitable[object]],
     ) -> AsyncResponse:
-        """`send` for asyncio."""
+        """`send` for asyncio. *close* ends a response that the caller will not get."""
 
         async def attempt(lease: AsyncLeased) -> tuple[AsyncResponse | Exception, Feedback]:
             response = None
@@ -159,7 +157,7 @@ class PooledSender:
                     return response, leased.observe(response, self._learn)
             except BaseException:
                 if response is not None:
-                    await response.aclose()
+                    await close(response)
                 raise
 
         async def answer(step: Step) -> Any:
@@ -169,7 +167,7 @@ class PooledSender:
                 case SendRequest():
                     return await attempt(step.leased)
                 case CloseResponse():
-                    return await step.response.aclose()
+                    return await close(step.response)
                 case _:
                     return await asyncio.sleep(step)
 
@@ -241,3 +239,15 @@ def _acquire(until: float, again: bool) -> Plan:
 
 def _is_response(answer: Any) -> bool:
     return answer is not None and not isinstance(answer, Exception)
+
+
+def passed_through(error: BaseException | None, function: str) -> bool:
+    """Whether *error*, or one that it came from, was raised inside a function of this name.
+
+    HTTP libraries raise one error for different things, which only the place tells apart.
+    """
+    while error is not None:
+        if any(frame.f_code.co_name == function for frame, _ in walk_tb(error.__traceback__)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

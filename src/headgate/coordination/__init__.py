@@ -8,6 +8,7 @@ twin with the same methods, awaited. See docs/coordination.md.
 lock.py              Lock: acquire, release, fence
 acquisition.py       one acquisition of a lock or semaphore: its renewal, its end, its loss; which thread has a lock
 semaphore.py         Semaphore: acquire, status
+adaptive.py          Adaptive: what makes the limit of a semaphore grow and shrink
 semaphore_leases.py  one lease of a semaphore, from the request until it is released
 breaker.py           CircuitBreaker: admits calls, and reports how they ended
 active_calls.py      which calls run through a breaker, and which of them the running code is part of
@@ -27,6 +28,7 @@ redis_states.py      the states in Redis
 states/              what each tool does to its state, in Lua for Redis and in Python for memory
 """
 
+from headgate.coordination.adaptive import Adaptive
 from headgate.coordination.breaker import AsyncCircuitBreaker, CircuitBreaker
 from headgate.coordination.leases import AsyncLeased, Leased
 from headgate.coordination.lock import AsyncLock, Lock
@@ -47,6 +49,7 @@ from headgate.errors import (
 
 __all__ = [
     "CRAWLER",
+    "Adaptive",
     "AsyncCircuitBreaker",
     "AsyncLeased",
     "AsyncLock",

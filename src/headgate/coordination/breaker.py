@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.active_calls import ActiveCalls, Admission
 from headgate.coordination.arguments import check_count, check_seconds, is_async
-from headgate.coordination.feedback import ExceptionClassifier, Ignore
+from headgate.coordination.feedback import ExceptionClassifier, ExceptionKinds
 from headgate.coordination.runner import AsyncTool, Plan, ThreadTool, Tool
 from headgate.coordination.states.breaker import ANY_GENERATION, BREAKER
 from headgate.coordination.states.machine import Operation
@@ -55,7 +55,7 @@ class _AnyCircuitBreaker(Tool):
         rate: float | None = None,
         window: float = 60.0,
         min_calls: int = 20,
-        ignore: Ignore = (),
+        ignore: ExceptionKinds = (),
         on_change: Listener | None = None,
         store: str | Store = "memory://",
         clock: Clock | None = None,

@@ -60,11 +60,16 @@ def feedback(status: int, headers: Mapping[str, str]) -> Feedback:
 
 def of_response(response: Any) -> Feedback:
     """The feedback of a response of httpx, requests, aiohttp, urllib3, or of any object with a status and headers."""
-    status = getattr(response, "status_code", None) or getattr(response, "status", None)
+    status = status_of(response)
     headers: Any = getattr(response, "headers", None)
     if not isinstance(status, int) or not hasattr(headers, "items"):
         raise TypeError(f"observe() takes an answer with status_code (or status) and headers, got {response!r:.80}")
     return feedback(status, headers)
+
+
+def status_of(response: Any) -> Any:
+    """The status of a response, under either of the names that HTTP libraries give it; None if it has neither."""
+    return getattr(response, "status_code", None) or getattr(response, "status", None)
 
 
 def of_stranger(response: Any) -> Feedback:
@@ -137,25 +142,27 @@ def _date(text: str | None) -> float | None:
         return None
 
 
-Ignore = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool]
+ExceptionKinds = tuple[type[BaseException], ...] | type[BaseException] | Callable[[BaseException], bool]
+
+
+def exception_test(argument: str, kinds: ExceptionKinds) -> Callable[[BaseException], bool]:
+    """The function that tells whether an exception is one of *kinds*, which were given as this *argument*."""
+    if isinstance(kinds, type | tuple):
+        types = kinds if isinstance(kinds, tuple) else (kinds,)
+        if all(isinstance(each, type) and issubclass(each, BaseException) for each in types):
+            return lambda error: isinstance(error, types)
+    elif callable(kinds) and not is_async(kinds):
+        return kinds
+    what = "a type of exception, a tuple of such, or a function that returns a bool"
+    raise ValueError(f"{argument} must be {what}, got {kinds!r:.80}")
 
 
 class ExceptionClassifier:
     """Tells failures from exceptions that count for nothing: those that *ignore* names, as types or by a function."""
 
-    def __init__(self, name: str, ignore: Ignore) -> None:
+    def __init__(self, name: str, ignore: ExceptionKinds) -> None:
         self._name = name
-        self._ignores: Callable[[BaseException], bool]
-        if isinstance(ignore, type | tuple):
-            kinds = ignore if isinstance(ignore, tuple) else (ignore,)
-            fits = all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
-            self._ignores = lambda error: isinstance(error, kinds)
-        else:
-            fits = callable(ignore) and not is_async(ignore)
-            self._ignores = ignore
-        if not fits:
-            what = "a type of exception, a tuple of such, or a function that returns a bool"
-            raise ValueError(f"ignore must be {what}, got {ignore!r:.80}")
+        self._ignores = exception_test("ignore", ignore)
 
     def outcome(self, error: BaseException | None) -> str:
         """The outcome of a call that ended with *error*: success (for None), failure or ignored."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from headgate._waiters import SignalSafeEvent
 from headgate.clock import Clock
 from headgate.coordination.acquisition import Event, keep_renewed
+from headgate.coordination.adaptive import Adaptive
 from headgate.coordination.arguments import check_count, check_seconds, check_ttl, deadline_after
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.semaphore_leases import (
@@ -58,18 +59,26 @@ class _AnySemaphore(Tool):
         limit: int,
         lease: float = 30.0,
         max_hold: float | None = None,
+        adaptive: Adaptive | None = None,
         store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
         limit, lease = check_count("limit", limit), check_ttl("lease", lease)
+        if adaptive is not None and not isinstance(adaptive, Adaptive):
+            raise TypeError(f"adaptive must be such as Adaptive(min=5, max=200), got {adaptive!r:.80}")
         max_hold = None if max_hold is None else check_seconds("max_hold", max_hold)
+        if adaptive is not None:
+            adaptive.settings(limit)  # raises if the limit is not within its bounds
         self._set_up(SEMAPHORE, name, store, clock)
-        self._terms = SemaphoreTerms(self._runner, lease, max_hold, limit)
+        self._terms = SemaphoreTerms(self._runner, lease, max_hold, limit, adaptive)
 
     def _acquire_plan(
         self, new_ticket: Callable[[], Ticket], timeout: float | None, weight: int, lost: Event
     ) -> Plan[SemaphoreAcquisition]:
-        self._terms.check_weight(check_count("weight", weight), self._terms.limit)
+        # With an adaptive limit, a caller that weighs more than the least limit could wait at the head of the queue for
+        # growth that needs the successes of others.
+        least = self._terms.adaptive.min if self._terms.adaptive else self._terms.limit
+        self._terms.check_weight(check_count("weight", weight), least)
         until = deadline_after(self._runner.clock, timeout)
         self._terms.begin_use()
         acquisition = SemaphoreAcquisition(self._terms, lost, weight, until)
@@ -98,6 +107,7 @@ class Semaphore(_AnySemaphore, ThreadTool):
     store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
     lease     seconds after which the room of a holder that died is free again; a live one renews it every third of that
     max_hold  seconds after which a lease is not renewed any more, even if its holder is alive
+    adaptive  an `Adaptive`, by which the limit follows what the server bears; *limit* is where it starts
     clock     a `headgate.testing.ManualClock`, in tests
     """
 
@@ -141,10 +151,11 @@ class AsyncSemaphore(_AnySemaphore, AsyncTool):
         lease: float = 30.0,
         cancel_when_lost: bool = False,
         max_hold: float | None = None,
+        adaptive: Adaptive | None = None,
         store: str | Store = "memory://",
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(name, limit=limit, lease=lease, max_hold=max_hold, store=store, clock=clock)
+        super().__init__(name, limit=limit, lease=lease, max_hold=max_hold, adaptive=adaptive, store=store, clock=clock)
         self._terms.cancel_when_lost = cancel_when_lost
 
     def acquire(self, timeout: float | None = None, weight: int = 1) -> Acquiring[AsyncSemaphoreLease]:

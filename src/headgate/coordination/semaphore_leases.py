@@ -14,8 +14,10 @@ from weakref import WeakValueDictionary
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.acquisition import Acquisition, Event, HoldTerms
+from headgate.coordination.adaptive import Adaptive
 from headgate.coordination.backend import CoordinationBackend
 from headgate.coordination.runner import Plan, Runner
+from headgate.coordination.states.adaptive_limit import OVERLOADED
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, PermitsExceedLimit
 
@@ -27,6 +29,7 @@ class ProcessLimit:
 
     def __init__(self) -> None:
         self.limit = 0
+        self.adaptive: tuple[str, ...] = ()  # the settings of an adaptive limit, or nothing
         self.unsent = False  # True: the store may have another one, which is older
 
 
@@ -36,9 +39,13 @@ _LIMITS: WeakValueDictionary[tuple[CoordinationBackend, str], ProcessLimit] = We
 class SemaphoreTerms(HoldTerms):
     """What all acquisitions of a `Semaphore` object have in common."""
 
-    def __init__(self, runner: Runner, lease: float, max_hold: float | None, limit: int) -> None:
+    def __init__(
+        self, runner: Runner, lease: float, max_hold: float | None, limit: int, adaptive: Adaptive | None
+    ) -> None:
         super().__init__(runner, lease, max_hold)
         self.limit = limit
+        self.adaptive = adaptive
+        self.settings = () if adaptive is None else (adaptive.settings(limit),)
         self.process_limit = _LIMITS.setdefault((runner.backend, runner.channel), ProcessLimit())
         self.used = False
         self.cancel_when_lost = False
@@ -48,11 +55,11 @@ class SemaphoreTerms(HoldTerms):
         if self.used:
             return
         self.used, known = True, self.process_limit
-        if known.limit != self.limit:
-            known.limit, known.unsent = self.limit, True
+        if (known.limit, known.adaptive) != (self.limit, self.settings):
+            known.limit, known.adaptive, known.unsent = self.limit, self.settings, True
             self.runner.backend.waiters.wake(self.runner.channel)  # the first waiter sends it: only that one asks
 
-    def operation(self, name: str, id: str = "", weight: int = 1, *more: int) -> Operation:
+    def operation(self, name: str, id: str = "", weight: int = 1, *more: int | str) -> Operation:
         return Operation(name, (id, self.ttl_ms * 1000, self.process_limit.limit or self.limit, weight, *more))
 
     def check_weight(self, weight: int, limit: int) -> None:
@@ -70,6 +77,8 @@ class SemaphoreAcquisition(Acquisition):
         self.weight = weight
         self._deadline = deadline  # in the clock's microseconds; None: never
         self._queued = False  # in the store, for all we know
+        self._granted_at = 0  # in the clock's microseconds
+        self.outcome: int | None = None  # how it ended, for an adaptive limit; None: not known yet
 
     def attempt(self) -> Plan[tuple[bool | None, float]]:
         """Ask for room once, as `wait_in_queue` wants it."""
@@ -79,12 +88,14 @@ class SemaphoreAcquisition(Acquisition):
         self._queued = self._queued or waits
         self.unconfirmed = True
         known = terms.process_limit
-        limit, rest = known.limit, (round(WAITER_TTL * MICROSECONDS) if waits else 0, int(known.unsent))
+        setting, waiter_ttl = (known.limit, known.adaptive), round(WAITER_TTL * MICROSECONDS) if waits else 0
+        rest: tuple[int | str, ...] = (waiter_ttl, int(known.unsent), *known.adaptive)
         granted, _, wait, fence = yield terms.operation("claim", self.owner, self.weight, *rest)
         self.unconfirmed = False
-        known.unsent = known.unsent and known.limit != limit
+        known.unsent = known.unsent and (known.limit, known.adaptive) != setting
         if granted == 1:
             self.grant(fence, sent)
+            self._granted_at = terms.clock.now()
             return True, 0.0
         self._queued = waits and granted == 0
         if granted == -2:
@@ -96,10 +107,18 @@ class SemaphoreAcquisition(Acquisition):
         if self._queued or self.unconfirmed:
             self.release_in_background()
 
+    def judge(self, error: BaseException | None) -> None:
+        """Note how it ended, if that is not known yet, for an adaptive limit."""
+        adaptive = self.semaphore.adaptive
+        if self.outcome is None and adaptive is not None:
+            seconds = (self.terms.clock.now() - self._granted_at) / MICROSECONDS
+            self.outcome = adaptive.outcome(error, seconds)
+
     def release_once(self) -> Plan[bool]:
         """Release it; False if it was over before, or is that of a parent process."""
         if self.released or self.process != os.getpid():
             return False
+        self.judge(None)
         self.released = True
         try:
             return (yield from self.release())
@@ -115,7 +134,8 @@ class SemaphoreAcquisition(Acquisition):
         return LockLost(f"the lease of the semaphore {self.terms.runner.name!r} is not ours: it was lost or released")
 
     def _operation(self, name: str) -> Operation:
-        return self.semaphore.operation(name, self.owner, self.weight)
+        outcome = (self.outcome,) if name == "release" and self.outcome else ()
+        return self.semaphore.operation(name, self.owner, self.weight, *outcome)
 
 
 class _AnySemaphoreLease:
@@ -131,6 +151,10 @@ class _AnySemaphoreLease:
     def held(self) -> bool:
         """Whether it is ours for all we know. Does not ask the store."""
         return self._acquisition.is_held()
+
+    def overloaded(self) -> None:
+        """Say that the server had too much to do; an adaptive limit shrinks when the lease is released."""
+        self._acquisition.outcome = OVERLOADED
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._runner!r}, weight {self.weight}>"
@@ -156,6 +180,7 @@ class SemaphoreLease(_AnySemaphoreLease):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._acquisition.judge(error)
         if not (self._acquisition.released or self.release()) and error is None:
             raise self._acquisition.lost_error()
 
@@ -184,6 +209,7 @@ class AsyncSemaphoreLease(_AnySemaphoreLease):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        self._acquisition.judge(error)
         released = self._acquisition.released or await self.release()
         if self._acquisition.was_cancelled_by_loss(error):
             raise self._acquisition.lost_error() from error

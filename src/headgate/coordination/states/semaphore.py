@@ -12,13 +12,15 @@ claim    is an acquire with a fence, a number that grows with every claim that i
          wait.
 renew    starts the time of the lease again. Replies with 1 or, if there is no such lease, 0; and with used.
 release  ends the lease, or takes *id* out of the queue. Replies with 1 or, if there is no such lease, 0; and with used.
+         *outcome* says how the lease ended, by which an adaptive limit grows or shrinks: see `adaptive_limit`.
 evict    ends all leases; here *id* is that of this call. Replies with 1 or, if there was none, 0; and with used.
 peek     replies with whether *id* has a lease, used, and the time until the first lease ends (-1: there is none).
 status   replies with used, the number of leases, the number of ids in the queue, and the limit.
 
 Neither an acquire nor a claim is granted the room that an id before it in the queue waits for, so light ones do not
 overtake a heavy one. The service acquires, and the limit is an argument of each of its calls. A `Semaphore` claims: the
-limit of the last claim that *configures* it is kept and holds for all claims.
+limit of the last claim that *configures* it is kept and holds for all claims. With *adaptive* settings it is where the
+limit starts; a claim with the settings that are kept does not start it again.
 
 Each may be run twice. An id that has a lease and acquires again keeps its weight and gets its full time. A released id
 is remembered for a while, with a letter before it: `r` if it had a lease, `n` if it had none. A second release replies
@@ -33,6 +35,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from headgate.clock import MICROSECONDS
+from headgate.coordination.states.adaptive_limit import LUA_ADAPT, KeptLimit
 from headgate.coordination.states.machine import StateMachine, drop_expired, lua_of_released, remember
 
 RELEASED_TTL = 60 * MICROSECONDS  # how long a released id is remembered
@@ -42,8 +45,8 @@ LAST_TTL = 3600 * MICROSECONDS  # how long the limit and the last fence are kept
 # Keys: a Sorted Set of lease ids by when they end; a Hash of the weights above 1 by id, less 1, with a fence if the
 # lease was claimed, and of the sum of these weights by ''; a Sorted Set of released ids by when to forget them; a
 # Sorted Set of the ids in the queue by when they came; a Hash of them with when each is taken for dead, and its weight;
-# a Hash of the last limit and the last fence. ARGV from 3: id, time of a lease, limit, weight; for a claim waiter_ttl
-# and configures (1 or 0). Times in microseconds.
+# a Hash of the last limit, what it adapts by, and the last fence. ARGV from 3: id, time of a lease, limit, weight; for
+# a claim waiter_ttl, configures (1 or 0) and adaptive settings; for a release its outcome. Times in microseconds.
 LUA = f"""
 local leases, extras, released, waiting, waiters, last = unpack(KEYS)
 local id, lease, limit, weight = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -70,6 +73,7 @@ local function first_end()
   return first and first - now or -1
 end
 {lua_of_released(RELEASED_TTL, MAX_RELEASED)}
+{LUA_ADAPT}
 local function hold()
   redis.call('ZADD', leases, format_int(now + lease), id)
   local last_end = redis.call('ZRANGE', leases, -1, -1, 'WITHSCORES')[2]
@@ -128,11 +132,13 @@ if op == 'claim' then
   if was_released('r' .. id) or was_released('n' .. id) then return {{-1, used(), 0, 0}} end
   local queued = asked_weight(id)
   if not queued then leave_queue(id) end
-  local kept = redis.call('HGET', last, 'limit')
-  if kept and (held or ARGV[8] ~= '1') then
+  local kept, settings, adaptive = redis.call('HGET', last, 'limit'), redis.call('HGET', last, 'adaptive'), ARGV[9]
+  if kept and (held or ARGV[8] ~= '1' or (settings and settings == adaptive)) then
     limit = tonumber(kept)
-  elseif kept ~= ARGV[5] then
+  elseif kept ~= ARGV[5] or settings or adaptive then
+    redis.call('HDEL', last, 'adaptive', 'successes', 'lowered')
     redis.call('HSET', last, 'limit', ARGV[5])
+    if adaptive then redis.call('HSET', last, 'adaptive', adaptive) end
     if kept then redis.pcall('PUBLISH', leases, '') end
   end
   keep_last()
@@ -182,6 +188,8 @@ if op == 'release' then
   remember((held and 'r' or 'n') .. id)
   local waited = leave_queue(id)
   if held then
+    local fence = ARGV[7] and ARGV[7] ~= '0' and string.match(redis.call('HGET', extras, id) or '', ':(%d+)$')
+    if fence then adapt(tonumber(ARGV[7]), tonumber(fence)) end
     redis.call('ZREM', leases, id)
     drop_extra(id)
   end
@@ -228,7 +236,7 @@ class SemaphoreState:
         self.used = 0
         self.released: dict[str, int] = {}
         self.waiting: dict[str, tuple[int, int]] = {}  # when each is taken for dead, and its weight; in their order
-        self.limit, self.last_fence, self.last_until = 0, 0, 0
+        self.last, self.last_fence, self.last_until = KeptLimit(), 0, 0
 
     def acquire(self, now: int, id: str, lease: int, limit: int, weight: int) -> list[int]:
         self._expire(now)
@@ -240,20 +248,29 @@ class SemaphoreState:
         return [1, self.used, lease]
 
     def claim(
-        self, now: int, id: str, lease: int, limit: int, weight: int, waiter_ttl: int, configures: int
+        self,
+        now: int,
+        id: str,
+        lease: int,
+        limit: int,
+        weight: int,
+        waiter_ttl: int,
+        configures: int,
+        adaptive: str = "",
     ) -> list[int]:
         self._expire(now)
         if self._was_released(id):
             return [-1, self.used, 0, 0]
         self._drop_dead_waiters(now)
         held = id in self.leases
-        if not self.limit or (configures and not held):
-            self.limit = limit
+        same = bool(adaptive) and adaptive == self.last.adaptive
+        if not self.last.limit or (configures and not held and not same):
+            self.last = KeptLimit(limit, adaptive)
         self._keep_last(now, lease)
-        if not held and weight > self.limit:
+        if not held and weight > self.last.limit:
             self.waiting.pop(id, None)
-            return [-2, self.used, self.limit, 0]
-        if not held and not self._has_room(now, id, self.limit, weight):
+            return [-2, self.used, self.last.limit, 0]
+        if not held and not self._has_room(now, id, self.last.limit, weight):
             if waiter_ttl > 0:
                 self.waiting[id] = now + waiter_ttl, weight
             else:
@@ -275,7 +292,7 @@ class SemaphoreState:
             self._keep_last(now, lease)
         return [1, self.used]
 
-    def release(self, now: int, id: str, lease: int, limit: int, weight: int) -> list[int]:
+    def release(self, now: int, id: str, lease: int, limit: int, weight: int, outcome: int = 0) -> list[int]:
         self._expire(now)
         if "r" + id in self.released:
             return [1, self.used]
@@ -283,6 +300,8 @@ class SemaphoreState:
         self._remember(("r" if held else "n") + id, now)
         self.waiting.pop(id, None)
         if held:
+            if outcome and self.leases[id].fence:
+                self.last.adapt(outcome, self.leases[id].fence, self.used, self.last_fence)
             self.used -= self.leases.pop(id).weight
         return [int(held), self.used]
 
@@ -304,7 +323,7 @@ class SemaphoreState:
     def status(self, now: int, id: str, lease: int, limit: int, weight: int) -> list[int]:
         self._expire(now)
         self._drop_dead_waiters(now)
-        return [self.used, len(self.leases), len(self.waiting), self.limit or limit]
+        return [self.used, len(self.leases), len(self.waiting), self.last.limit or limit]
 
     def is_expired(self, now: int) -> bool:
         self._expire(now)
@@ -364,7 +383,7 @@ class SemaphoreState:
                 self.used -= self.leases.pop(id).weight
         drop_expired(self.released, now)
         if self.last_until and now >= self.last_until:
-            self.limit, self.last_fence, self.last_until = 0, 0, 0
+            self.last, self.last_fence, self.last_until = KeptLimit(), 0, 0
 
 
 SUFFIXES = ("", ":extra", ":gone", ":waiting", ":waiters", ":last")

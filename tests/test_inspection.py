@@ -1,0 +1,184 @@
+"""What new settings change, whether a store is fit for limits, and what a service does, as operators see it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headgate.inspection.doctor import examine, of_info, worst
+from headgate.inspection.plan import compare_quotas
+from headgate.inspection.top import parse, rates
+from headgate.quota import Quota
+from tests.support.servers import Server, free_port
+from tests.support.service import Service, headgate
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        (["10/second"], ["10/second"], "same"),
+        (["600/minute burst 10"], ["10/second"], "same"),
+        (["10/second"], ["9/second"], "tighter"),
+        (["10/second"], ["10/second burst 9"], "tighter"),
+        (["10/second"], ["10/second", "1000/hour"], "tighter"),
+        (["10/second", "1000/hour"], ["1000/hour"], "looser"),
+        (["10/second"], ["20/second burst 5"], "mixed"),
+        (["10/second", "100/hour"], ["20/second", "50/hour"], "mixed"),
+        (["10/second", "100/hour"], ["10/second", "100/hour", "100/second burst 1000"], "same"),
+    ],
+    ids=str,
+)
+def test_compare_quotas(old: list[str], new: list[str], kind: str) -> None:
+    """By what they admit in any stretch of time, not by how they are written."""
+    opposite = {"tighter": "looser", "looser": "tighter"}.get(kind, kind)
+    before, after = [Quota.parse(text) for text in old], [Quota.parse(text) for text in new]
+    assert compare_quotas(before, after) == kind
+    assert compare_quotas(after, before) == opposite
+
+
+OLD = """
+[rules.api]
+quotas = "10/second"
+overrides = { vip = "50/second" }
+[rules.login]
+quotas = "5/minute"
+exempt = ["10.0.0.0/8"]
+[rules.gone]
+quotas = "1/minute"
+[rules.slots]
+concurrency = 5
+"""
+NEW = """
+[rules.api]
+quotas = "20/second"
+overrides = { vip = "40/second" }
+[rules.login]
+quotas = "5/minute"
+key = ["address"]
+[rules.slots]
+concurrency = 9
+[rules.fresh]
+quotas = "1/minute"
+"""
+
+
+@pytest.mark.server
+def test_plan(tmp_path: Path) -> None:
+    """It names what each rule becomes, and its exit code is 3 where clients may be refused that were not."""
+    for name, text in (("old.toml", OLD), ("new.toml", NEW), ("bad.toml", "[rules.a]\nquotas = 'x'\n")):
+        (tmp_path / name).write_text(text)
+    done = headgate("plan", "old.toml", "new.toml", "--json", folder=tmp_path)
+    found = {(row["rule"], row["field"]): row["kind"] for row in json.loads(done.stdout)}
+    assert found == {
+        ("api", "quotas"): "looser",
+        ("api", "overrides.vip"): "tighter",
+        ("fresh", "rule"): "added",
+        ("gone", "rule"): "removed",
+        ("login", "key"): "key changed",
+        ("login", "exempt"): "tighter",
+        ("slots", "concurrency"): "looser",
+    }
+    assert done.returncode == 3
+    same = headgate("plan", "old.toml", "old.toml", folder=tmp_path)
+    assert (same.returncode, same.stdout) == (0, "nothing changes\n")
+    bad = headgate("plan", "old.toml", "bad.toml", folder=tmp_path)
+    assert bad.returncode == 5 and "bad.toml:2" in bad.stderr
+
+
+@pytest.mark.store_timeout(20)
+def test_doctor(redis_server: Server) -> None:
+    """A plain Redis does all that is needed, and what it keeps is told; no key of the doctor's stays."""
+    found = {finding.check.split()[-1]: finding for finding in examine(redis_server.url)}
+    assert found["limiters"].state == found["queues"].state == found["version"].state == found["clock"].state == "ok"
+    assert found["eviction"].state == found["memory"].state == found["replicas"].state == "ok"
+    assert found["persistence"].state in ("ok", "warning")
+    assert "p99" in found["latency"].detail
+    assert [name for name in redis_server.names() if "rate_limiter" in name] == []
+
+
+def test_doctor_tries_rights(redis_server: Server) -> None:
+    """A user that may not write is found by trying, although the server answers."""
+    client = redis_server.client()
+    client.execute_command("ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@read", "+ping", "+info", "+time")
+    try:
+        url = redis_server.url.replace("redis://", "redis://reader:pw@")
+        found = examine(url)
+        assert found[0].check == "limiters" and found[0].state == "problem" and worst(found) == "problem"
+    finally:
+        client.execute_command("ACL", "DELUSER", "reader")
+
+
+def test_doctor_without_information() -> None:
+    """What a cloud hides is unknown, which is no problem; what it shows is judged."""
+    assert {finding.state for finding in of_info({}, 0.0)} == {"unknown"}
+    assert worst(list(of_info({}, 0.0))) == "ok"
+    info = {
+        "redis_version": "6.0.9",
+        "maxmemory_policy": "allkeys-lru",
+        "maxmemory": "100",
+        "used_memory": "97",
+        "aof_enabled": "0",
+        "rdb_last_bgsave_status": "err",
+        "role": "slave",
+        "connected_slaves": "0",
+        "server_time_usec": "5000000",
+    }
+    found = {finding.check: finding.state for finding in of_info(info, 0.0)}
+    assert found == {
+        "version": "problem",
+        "eviction": "warning",
+        "persistence": "problem",
+        "memory": "problem",
+        "replicas": "problem",
+        "clock": "warning",
+    }
+
+
+@pytest.mark.server
+def test_doctor_command(tmp_path: Path) -> None:
+    """Exit code 0 for a store that is fit, 1 for one that does not answer, 2 for a URL that is none."""
+    done = headgate("doctor", "memory://", "--json", folder=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["state"] == "ok"
+    done = headgate("doctor", f"redis://127.0.0.1:{free_port()}", folder=tmp_path)
+    assert done.returncode == 1 and done.stdout.startswith("problem  limiters: try_acquire failed")
+    done = headgate("doctor", "mongodb://x", folder=tmp_path)
+    assert done.returncode == 2 and "redis://" in done.stderr
+
+
+@pytest.mark.server
+def test_top(tmp_path: Path) -> None:
+    """The rules of a running service and their rates; a service that does not answer is an error."""
+    service = Service(config='[rules.login]\nquotas = "2/day"\n')
+    try:
+        for _ in range(3):
+            service.get("/api/v1/rate-limit/check?key=a&rule=login")
+        url = f"http://127.0.0.1:{service.port}"
+        done = headgate("top", url, "--once", "--json", "--interval", "0.05", folder=tmp_path)
+        found = json.loads(done.stdout)["rules"]
+        assert [(row["rule"], row["total"]) for row in found if row["total"]] == [("login", 3)]
+        done = headgate("top", url, "--once", "--interval", "0.05", folder=tmp_path)
+        assert done.returncode == 0 and "1 workers, the store answers" in done.stdout and "login" in done.stdout
+    finally:
+        service.forget()
+    done = headgate("top", url, "--once", folder=tmp_path)
+    assert done.returncode == 1 and url in done.stderr
+    assert headgate("top", url, "--interval", "0", folder=tmp_path).returncode == 2
+
+
+def test_rates() -> None:
+    """Counts between two readings, a second; a restarted service counts from 0."""
+
+    def reading(at: float, allowed: int, denied: int) -> str:
+        labels = 'rule="a",algorithm="GCRA",allowed='
+        return (
+            f'rate_limiter_rule_requests_total{{{labels}"true"}} {allowed}\n'
+            f'rate_limiter_rule_requests_total{{{labels}"false"}} {denied}\nrate_limiter_workers 1\n'
+        )
+
+    first, second = parse(reading(0, 10, 5), 1.0), parse(reading(0, 30, 6), 3.0)
+    (row,) = rates(first, second)
+    assert (row.allowed, row.denied, row.total) == (10.0, 0.5, 36)
+    (row,) = rates(second, parse(reading(0, 4, 0), 5.0))
+    assert (row.allowed, row.denied) == (2.0, 0.0)
+    with pytest.raises(ValueError, match="no headgate service"):
+        parse("up 1\n", 0.0)
