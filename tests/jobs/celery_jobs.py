@@ -13,7 +13,7 @@ app.conf.broker_connection_retry_on_startup = True
 limiter = CountedLimiter(QUOTA, **options())
 
 
-@app.task(base=slotted(JobSlots(limiter, "k")), bind=True, max_retries=1)
+@app.task(base=slotted(JobSlots(limiter, "k")), bind=True, max_retries=1)  # type: ignore[untyped-decorator]  # celery has no types
 def job(self: Any, name: str) -> str:
     note(name)
     try:

@@ -1,7 +1,8 @@
 """Drain a queue with a real worker, and see when its jobs ran.
 
 `python -m tests.jobs.drain celery` drains 1,000 jobs at 10 a second with 8 workers, which takes 99 seconds, and fails
-if they took more than 3 % longer, were rescheduled more than 1.05 times each, or ran in another order.
+if they took more than 3 % longer, were rescheduled more than 1.05 times each, or ran in another order. Workers may
+overtake each other when a job is delivered first and when it is back, each time by as many places as there are workers.
 """
 
 from __future__ import annotations
@@ -144,8 +145,8 @@ def main(queue: str, count: int = 1000) -> None:
         f"{rescheduled:.3f} reschedules each, displaced by at most {found.displaced()} places"
     )
     assert len(set(found.names)) == count and found.seconds <= ideal * 1.03
-    assert rescheduled <= 1.05 and found.displaced() < WORKERS
+    assert rescheduled <= 1.05 and found.displaced() < 2 * WORKERS
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1])

@@ -9,8 +9,8 @@ from headgate.jobs import JobSlots
 from headgate.jobs.dramatiq import Slots
 from tests.jobs.work import QUOTA, URL, CountedLimiter, fails_once, note, options
 
-broker = RedisBroker(url=URL)
-broker.add_middleware(Results(backend=RedisBackend(url=URL)))
+broker = RedisBroker(url=URL)  # type: ignore[no-untyped-call]  # dramatiq has few types
+broker.add_middleware(Results(backend=RedisBackend(url=URL)))  # type: ignore[no-untyped-call]  # the same
 broker.add_middleware(Slots())
 dramatiq.set_broker(broker)
 limiter = CountedLimiter(QUOTA, **options())

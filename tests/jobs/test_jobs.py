@@ -11,6 +11,7 @@ from tests.jobs.drain import COMMANDS, WORKERS, drain
 from tests.support.servers import Server
 
 
+@pytest.mark.filterwarnings("ignore:Call to .__init__. function with deprecated")  # by arq, of redis-py
 @pytest.mark.bounded(100)
 @pytest.mark.parametrize("queue", COMMANDS)
 def test_a_queue(queue: str, redis_server: Server) -> None:
@@ -24,7 +25,8 @@ def test_a_queue(queue: str, redis_server: Server) -> None:
     assert found.results == ["0", "fails once"]
     assert found.asked <= 2 * len(found.names) + 8
     plain = found._replace(names=[name for name in found.names if name != "fails once"])
-    assert plain.displaced() < 3 * WORKERS
+    if queue != "taskiq":  # whose scheduler looks once a second, and sends all that is due
+        assert plain.displaced() < 3 * WORKERS
 
 
 def test_delays() -> None:

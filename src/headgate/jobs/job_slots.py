@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from headgate.booking import GRACE, BookedSlot
+from headgate.booking import BookedSlot
 from headgate.errors import RateLimited
 from headgate.limiter import AsyncLimiter, Limiter
 
 WITHIN = 86_400.0  # seconds: a queue may be long
+GRACE = 60.0  # seconds: a job that comes back may stand behind many that come for the first time
 NAP = 0.1  # seconds; a shorter delay is slept in the worker, as timers of queues are a little early or late
 
 Key = str | Callable[..., str]
