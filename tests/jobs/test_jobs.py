@@ -13,6 +13,7 @@ from tests.support.servers import Server
 
 @pytest.mark.filterwarnings("ignore:Call to .__init__. function with deprecated")  # by arq, of redis-py
 @pytest.mark.bounded(100)
+@pytest.mark.once
 @pytest.mark.parametrize("queue", COMMANDS)
 def test_a_queue(queue: str, redis_server: Server) -> None:
     """40 jobs at 40 a second, and one that fails once and has a single retry: all run, none faster than the rate."""
