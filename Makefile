@@ -123,6 +123,8 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@$(BIN)/python -m tests.coordination.soak
+	@$(BIN)/python -m tests.jobs.drain celery
+	@$(BIN)/python -m tests.jobs.drain dramatiq
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
@@ -164,6 +166,7 @@ shared-peers: $(SHARED_PEERS) ## what `make bench BENCH_FLAGS="--only shared"` r
 docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
 	@$(BIN)/python docs/plots.py
 	@$(BIN)/python docs/hybrid_tables.py
+	@$(BIN)/python docs/jobs_plot.py
 
 clean: ## remove everything that make has made, .venv too
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -31,6 +31,7 @@ LAYERS = [
     ["limiter"],
     ["joint"],
     ["hybrid"],
+    ["jobs"],
     ["simulate"],
     ["coordination"],
     ["clients"],

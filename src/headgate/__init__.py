@@ -32,6 +32,7 @@ if limiter.try_acquire("user:123"):
 # hybrid/          HybridLimiter
 # simulate/        fleets of hybrid limiters, simulated
 # coordination/    lock, semaphore, circuit breaker, pool, queue
+# jobs/            job queues: Celery, Dramatiq, taskiq, arq
 # clients/         httpx and requests with a pool
 # web/             headgate in web frameworks
 # limits/          storages and strategies for the library limits

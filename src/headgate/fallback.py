@@ -61,10 +61,12 @@ class Fallback:
             if ahead > 0:
                 self.local.try_acquire(key, ahead)
 
-    def take(self, key: str, permits: int, error: Exception, *, refused: bool, unsure: bool) -> Decision:
+    def take(
+        self, key: str, permits: int, error: Exception, *, refused: bool, unsure: bool, share: int = 0
+    ) -> Decision:
         """Answer a check that the store did not. *refused*: it answered with an error. *unsure*: it may have spent."""
         self.record_failure(error, refused=refused)
-        made = self._take(key, permits)
+        made = self._take(key, permits, share)
         if self.local and made.allowed and not unsure:  # the store may have spent it: a debt would charge it twice
             self.record_debt(key, permits)
         return made
@@ -139,8 +141,10 @@ class Fallback:
                 self.policy,
             )
 
-    def _take(self, key: str, permits: int) -> Decision:
-        return _degraded(self.local.try_acquire(key, permits)) if self.local else self._fixed_answer(permits)
+    def _take(self, key: str, permits: int, share: int = 0) -> Decision:
+        return (
+            _degraded(self.local.try_acquire_above(key, permits, share)) if self.local else self._fixed_answer(permits)
+        )
 
     def _peek(self, key: str, permits: int) -> Decision:
         return _degraded(self.local.peek(key, permits)) if self.local else self._fixed_answer(permits)

@@ -25,7 +25,7 @@ from headgate.decision import Decision
 from headgate.decorators import AsyncGuard, Guard, Key
 from headgate.errors import RateLimited
 from headgate.keys import check_key
-from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, Start, check_permits, check_policy
+from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, Start, check_floor, check_permits, check_policy
 from headgate.stores.base import (
     NO_PICKLE,
     AsyncBackend,
@@ -129,9 +129,17 @@ class Limiter(TryAcquire, _OnStore):
 
     if TYPE_CHECKING:  # the types of `TryAcquire.try_acquire`, which takes Any
 
-        def try_acquire(self, key: str, permits: int = 1) -> Decision:
-            """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+        def try_acquire(self, key: str, permits: int = 1, floor: float | None = None) -> Decision:
+            """Spend *permits* from *key*; nothing is spent when denied. One round trip.
+
+            With a *floor* only if that share of the capacity remains: 0.2 leaves a fifth to more important callers.
+            """
             raise NotImplementedError
+
+    def _take_above(self, key: str, permits: int, floor: float) -> Decision:
+        permits, share = _check_floor(self.rule, self._backend, permits, floor)
+        made: Decision = self._backend.try_acquire_above(key, permits, share)  # type: ignore[attr-defined]  # checked
+        return made
 
     def _open(self, on_store_error: OnStoreError) -> Backend:
         return self.store.open(self.rule, on_store_error)
@@ -257,9 +265,16 @@ class AsyncLimiter(_OnStore):
     def _open(self, on_store_error: OnStoreError) -> AsyncBackend:
         return self.store.open_async(self.rule, on_store_error)
 
-    async def try_acquire(self, key: str, permits: int = 1) -> Decision:
-        """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others."""
+    async def try_acquire(self, key: str, permits: int = 1, floor: float | None = None) -> Decision:
+        """Spend *permits* from *key*; nothing is spent when denied. One round trip, shared with others.
+
+        With a *floor* only if that share of the capacity remains: 0.2 leaves a fifth to more important callers.
+        """
         backend = self._backend
+        if floor is not None:
+            permits, share = _check_floor(self.rule, backend, permits, floor)
+            above: Decision = await backend.try_acquire_above(key, permits, share)  # type: ignore[attr-defined]  # checked
+            return above
         if type(backend) is InProcessAsync:  # without a second coroutine, which costs as much as the decision
             made: Decision = backend.backend.try_acquire(key, permits)
             return made
@@ -360,6 +375,15 @@ def _check_seconds(seconds: float) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"with_timeout() takes a number of seconds above 0, got {seconds!r}")
     return seconds
+
+
+def _check_floor(rule: Rule, backend: object, permits: int, floor: float) -> tuple[int, int]:
+    if not hasattr(backend, "try_acquire_above"):
+        raise ValueError(
+            "floor= needs a Limiter or AsyncLimiter on memory://, shared:// or redis://; "
+            f"{type(backend).__name__} decides without one"
+        )
+    return check_floor(floor, permits, rule.parts)
 
 
 def _take(limiter: Limiter, key: str, permits: int) -> Decision:

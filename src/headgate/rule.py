@@ -9,7 +9,7 @@ from headgate.algorithms import ALGORITHMS as ALGORITHMS
 from headgate.algorithms import VARIANTS, AlgorithmSpec
 from headgate.algorithms import AlgorithmName as AlgorithmName
 from headgate.algorithms import Start as Start
-from headgate.algorithms.algorithm import Algorithm
+from headgate.algorithms.algorithm import MILLION, Algorithm, reserve
 from headgate.algorithms.all_of import AllOf
 from headgate.algorithms.bucket import Bucket
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
@@ -64,6 +64,17 @@ def check_permits(permits: object, limit: int = 0, least: int = 1) -> int:
     if limit and permits > limit:
         raise PermitsExceedLimit(f"permits must be at most {limit}, the capacity; {permits} could never be granted")
     return int(permits)  # a subclass could print as it likes
+
+
+def check_floor(floor: object, permits: object, parts: Sequence[Algorithm[Any]]) -> tuple[int, int]:
+    """*permits*, and *floor* in millionths, if so many permits can be had above it in every part; else raise."""
+    if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0 <= floor < 1:
+        raise ValueError(f"floor must be a share of the capacity from 0 up to, but not, 1, got {floor!r:.40}")
+    share = round(floor * MILLION)
+    most = min(part.limit - reserve(part.limit, share) for part in parts)
+    if check_permits(permits) > most:
+        raise PermitsExceedLimit(f"permits must be at most {most}, what the capacity has above a floor of {floor:g}")
+    return check_permits(permits), share
 
 
 def check_algorithm(algorithm: object) -> AlgorithmName:

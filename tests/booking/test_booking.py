@@ -13,9 +13,10 @@ from headgate.testing import ManualClock
 from tests.booking.model import Model, check_law
 from tests.support.callers import Callers
 from tests.support.clocks import until
+from tests.support.proxy import FaultyProxy
 from tests.support.quotas import BUCKETS, WINDOWS
 from tests.support.servers import Server
-from tests.support.stores import OpenStores, postgresql, rows, shared
+from tests.support.stores import OpenStore, OpenStores, postgresql, rows, service, shared
 
 QUOTAS: list[list[str]] = [
     ["10/second burst 3"],
@@ -26,7 +27,7 @@ QUOTAS: list[list[str]] = [
 ]
 
 
-@pytest.fixture(params=rows(lambda row: row.whole and row.open not in (shared, postgresql)))
+@pytest.fixture(params=rows(lambda row: row.whole and row.open not in (shared, postgresql, service)))
 def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Any:
     """Callers of memory and of Redis."""
     name, colour = request.param
@@ -426,3 +427,30 @@ def test_outages(redis_server: Server) -> None:
             local.book("k", within=0)
         with pytest.raises(StoreUnavailable):
             raises.book("k")
+
+
+@pytest.mark.server
+@pytest.mark.xdist_group("stores-cluster")
+def test_cluster(open_stores: OpenStores) -> None:
+    """Buckets and slots of a key lie at one server of a Cluster, whatever the key."""
+    with Callers(open_stores.empty("cluster"), "sync") as callers:
+        limiter = callers.limiter(["1/30d", "5/30d"])
+        for key in ("a", "b", "{a}b", "c}"):
+            assert limiter.book(key, id="x").delay == 0 and limiter.book(key, id="x").again
+            late = limiter.book(key, id="y", within=3_000_000)
+            assert 2_500_000 < late.delay < 2_600_000 and late.cancel() and limiter.reset(key)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_lost_reply(colour: str, redis_server: Server) -> None:
+    """A booking whose reply is lost is sent again, and takes one slot."""
+    with (
+        FaultyProxy(redis_server.port) as proxy,
+        Callers(OpenStore(proxy.bare_url), colour) as callers,
+        Limiter("5/30d", store=redis_server.url, on_store_error="raise") as direct,
+    ):
+        limiter = callers.limiter("5/30d")
+        limiter.book("k")
+        proxy.truncate = 4  # bytes of the next reply that come
+        assert limiter.book("k").delay == 0
+        assert direct.peek("k", 0).remaining == 3

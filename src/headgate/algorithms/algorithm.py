@@ -19,6 +19,8 @@ from headgate.decision import Decision, Units, decision_in
 
 State = TypeVar("State")
 
+MILLION: Final = 1_000_000
+
 
 class Algorithm(Units, Generic[State]):
     """A quota as an algorithm applies it. Times are whole microseconds."""
@@ -32,6 +34,11 @@ class Algorithm(Units, Generic[State]):
     def evaluate(self, state: State, now: int, permits: int) -> Decision:
         """Decide, and change nothing. With 0 permits: how things stand."""
         raise NotImplementedError
+
+    def evaluate_above(self, state: State, now: int, permits: int, share: int) -> Decision:
+        """The same for a call that must leave *share*, in millionths of the capacity."""
+        above = self.evaluate(state, now, permits + reserve(self.limit, share))
+        return self.evaluate(state, now, permits) if above._allowed else above
 
     def consume(self, state: State, now: int, permits: int) -> State:
         """The state after an allowed call; negative *permits* are given back, never above the capacity.
@@ -59,6 +66,11 @@ class Algorithm(Units, Generic[State]):
     def sql_arguments(self) -> tuple[int, int, int, int]:
         """The numbers that the SQL twin finds as ``n1`` to ``n4``."""
         raise NotImplementedError
+
+
+def reserve(limit: int, share: int) -> int:
+    """Permits that *share*, in millionths, is of *limit*, rounded up."""
+    return -(-limit * share // MILLION)
 
 
 class AlgorithmSQL(NamedTuple):

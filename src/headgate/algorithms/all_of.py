@@ -23,8 +23,16 @@ class AllOf(Algorithm[list[Any]]):
 
     def evaluate(self, state: list[Any], now: int, permits: int) -> Decision:
         """The decision of the quota with the longest wait or the fewest permits; it resets when all quotas have."""
+        decisions = [self.parts[i].evaluate(state[i], now, permits) for i in range(len(self.parts))]
+        return self.bind(state, now, decisions)
+
+    def evaluate_above(self, state: list[Any], now: int, permits: int, share: int) -> Decision:
+        decisions = [self.parts[i].evaluate_above(state[i], now, permits, share) for i in range(len(self.parts))]
+        return self.bind(state, now, decisions)
+
+    def bind(self, state: list[Any], now: int, decisions: list[Decision]) -> Decision:
+        """One decision from those of the quotas."""
         size = len(self.parts)
-        decisions = [self.parts[i].evaluate(state[i], now, permits) for i in range(size)]
         binds = 0
         for i in range(1, size):
             if tighter(decisions[i], decisions[binds]):

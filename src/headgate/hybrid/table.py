@@ -272,8 +272,10 @@ class TryAcquireFromLease(TryAcquire):
 
     _leases: LeaseTable | None  # the backend; None for a limiter of `with_timeout`, whose backend is called by `_call`
 
-    def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
+    def try_acquire(self, key: Any, permits: Any = 1, floor: Any = None) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. No round trip where the lease suffices."""
+        if floor is not None:
+            return self._take_above(key, permits, floor)
         leases = self._leases
         decision: Decision = self._call(key, permits) if leases is None else decide(leases, key, permits, None)
         return decision

@@ -77,7 +77,9 @@ local function one(key, q, permits)
   return ok and 1 or 0, 1, left, full, wait
 end
 
-local simple = many == 1 and (op == 'take' or op == 'peek')
+local share = #op > 5 and tonumber(string.match(op, '^take:(%d+)$'))  -- of the capacity that must remain, in millionths
+if share then op = 'take' end
+local simple = many == 1 and not share and (op == 'take' or op == 'peek')
 if simple and #KEYS == 1 then  -- nearly every call: it needs nothing of what follows
   local q, last = quota(argument)
   return {one(KEYS[1], q, tonumber(ARGV[last]))}
@@ -96,7 +98,10 @@ local function all(first, permits)
     else
       local state, ahead = load(key, q, now)
       keys[i], states[i], aheads[i] = key, state, ahead
-      local ok, left, full, wait = evaluate(state, q, now, op == 'take' and permits or op == 'peek' and permits or 0)
+      local asked = (op == 'take' or op == 'peek') and permits or 0
+      local kept = share and math.ceil(q.limit * share / 1000000) or 0
+      local ok, left, full, wait = evaluate(state, q, now, asked + kept)
+      if ok and share then ok, left, full, wait = evaluate(state, q, now, asked) end
       if binds == 0 or allowed and (not ok or left < remaining) or not ok and wait > retry then
         allowed, binds, remaining, retry = ok, i, left, wait
       end
@@ -241,7 +246,7 @@ class LimiterScript:
         return decision_in(units, allowed == 1, units.limit - remaining, reset, retry)
 
     def refunds(self, call: LimiterCall, reply: Any) -> list[tuple[LimiterScript, LimiterCall]]:
-        return [(self, call._replace(op="refund"))] if call.op == "take" and reply[0] == 1 else []
+        return [(self, call._replace(op="refund"))] if call.op.startswith("take") and reply[0] == 1 else []
 
     def _start(self, script: bytes, checks: int) -> bytes:
         keys = checks * self.quota_count

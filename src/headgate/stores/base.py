@@ -127,6 +127,10 @@ class InProcessAsync:
         done: bool = self.backend.reset(key)
         return done
 
+    async def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        made: Decision = self.backend.try_acquire_above(key, permits, share)
+        return made
+
     @property
     def books(self) -> bool:
         return takes_bookings(self.backend)
@@ -177,6 +181,14 @@ def is_per_process(store: Store) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- what a store may offer
+
+
+class FloorBackend(Backend, Protocol):
+    """A backend that takes ``floor=`` in `Limiter.try_acquire`; that for asyncio has the same, awaited."""
+
+    def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        """`try_acquire` that leaves *share*, in millionths of the capacity; the numbers were checked."""
+        ...
 
 
 class BookingBackend(Backend, Protocol):

@@ -111,6 +111,22 @@ class KeyTable:
             except RuntimeError:
                 pass  # a signal interrupted the call before it held the lock
 
+    def try_acquire_above(self, key: Any, permits: int, share: int) -> Decision:
+        """`try_acquire` that leaves *share*, in millionths of the capacity; the numbers were checked."""
+        key = plain_str(key)
+        with self.lock:
+            while True:
+                now, state = self.now(), self.get(key)
+                if state is None:
+                    return self.admit_new_key(key, now, permits)
+                decision = self.algorithm.evaluate_above(state, now, permits, share)
+                if not decision._allowed:
+                    return decision
+                after: Any = self.algorithm.consume(state, now, permits)
+                if self.states.get(key) is state:  # where single checks take no lock, one may have come between
+                    self.states[key] = after
+                    return decision
+
     def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
         key = plain_str(key)
@@ -423,13 +439,18 @@ class TryAcquire:
     _table: KeyTable | None  # the backend, if it is in memory: compiled code calls it without looking the method up
     _call: Any  # else the backend's `try_acquire`
 
-    def try_acquire(self, key: Any, permits: Any = 1) -> Decision:
+    def try_acquire(self, key: Any, permits: Any = 1, floor: Any = None) -> Decision:
         """Spend *permits* from *key*; nothing is spent when denied. One round trip."""
+        if floor is not None:
+            return self._take_above(key, permits, floor)
         table = self._table
         if table is not None:
             return table.try_acquire(key, permits)
         decision: Decision = self._call(key, permits)
         return decision
+
+    def _take_above(self, key: Any, permits: Any, floor: Any) -> Decision:
+        raise NotImplementedError
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:

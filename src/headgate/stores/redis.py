@@ -8,7 +8,9 @@ import redis
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
+from headgate._plan import arun, run
 from headgate.clock import Clock
+from headgate.decision import Decision
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.booking import BookingScript
@@ -46,9 +48,17 @@ class RuleOnRedis(RuleOnServer):
 class RedisBackend(RuleOnRedis, RuleForThreads):
     """One rule on one Redis, for threads."""
 
+    def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        executor = self._store.sync_executor()
+        return run(self._take(executor, key, permits, share), executor.answer)
+
 
 class AsyncRedisBackend(RuleOnRedis, RuleForTasks):
     """One rule on one Redis, for asyncio."""
+
+    async def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        executor = self._store.async_executor()
+        return await arun(self._take(executor, key, permits, share), executor.answer)
 
 
 class RedisStore(RespStore):

@@ -22,7 +22,7 @@ from headgate.stores.breaker import Breaker
 
 
 class LimiterCall(NamedTuple):
-    """A call of a limiter: take, peek, refund, reset or charge."""
+    """A call of a limiter: take, peek, refund, reset or charge; ``take:200000`` leaves a fifth of the capacity."""
 
     op: str
     key: str
@@ -101,15 +101,17 @@ class RuleOnServer:
         other.time_limit = seconds
         return other
 
-    def _take(self, executor: ServerExecutor, key: str, permits: int) -> Generator[Any, Any, Decision]:
+    def _take(self, executor: ServerExecutor, key: str, permits: int, share: int = 0) -> Generator[Any, Any, Decision]:
         key, permits = check_key(key), check_permits(permits, self.script.capacity)
         fallback, time_limit = self.fallback, self.time_limit
+        op = f"take:{share}" if share else "take"
         try:
             if fallback.debts and (debt := fallback.take_debt(key)):
                 time_limit = yield from self.charge(executor, key, debt, time_limit)
-            reply = yield from executor.plan(self.script, LimiterCall("take", key, permits), time_limit)
+            reply = yield from executor.plan(self.script, LimiterCall(op, key, permits), time_limit)
         except self.store_errors as error:
-            return fallback.take(key, permits, error, refused=self.refused(error), unsure=self.may_have_run(error))
+            refused, unsure = self.refused(error), self.may_have_run(error)
+            return fallback.take(key, permits, error, refused=refused, unsure=unsure, share=share)
         if fallback.refused_at:
             fallback.record_success()
         decision = self.script.decision(reply)

@@ -106,6 +106,20 @@ class SharedRule:
             self.fallback.follow_store(key, decision)
         return decision
 
+    def try_acquire_above(self, key: Any, permits: int, share: int) -> Decision:
+        """`try_acquire` that leaves *share*, in millionths of the capacity; the numbers were checked."""
+        key = check_key(key)
+        try:
+            if self.follows and self.fallback.debts:
+                self.change(key, self.fallback.take_debt(key))
+            try:
+                return self.take(key, permits, share)
+            except ChildProcessError:
+                self.check(self.now())
+                return self.take(key, permits, share)
+        except (OSError, StoreUnavailable) as error:
+            return self.fallback.take(key, permits, self.file.note(error), refused=True, unsure=False, share=share)
+
     def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
         key = check_key(key)
@@ -156,7 +170,7 @@ class SharedRule:
                 return found, now
             self.check(now)
 
-    def take(self, key: str, permits: int) -> Decision:
+    def take(self, key: str, permits: int, share: int = 0) -> Decision:
         while True:
             found, now = self.fetch(key)
             if found is None:
@@ -166,7 +180,10 @@ class SharedRule:
                 continue
             try:
                 state = self.decode(found, now)
-                decision = self.algorithm.evaluate(state, now, permits)
+                if share:
+                    decision = self.algorithm.evaluate_above(state, now, permits, share)
+                else:
+                    decision = self.algorithm.evaluate(state, now, permits)
                 if decision._allowed:
                     if self.commit(key, found, self.algorithm.consume(state, now, permits)):
                         return decision
