@@ -146,7 +146,7 @@ def store_timeout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def patient_health(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give `health()` ten seconds: it has one, no setting, and a machine may stand still for longer than that."""
-    monkeypatch.setattr("headgate.stores.redis.HEALTH_TIMEOUT", 10.0)
+    monkeypatch.setattr("headgate.stores.resp_store.HEALTH_TIMEOUT", 10.0)
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_health_names_the_reason(outage: str, node: Node, monkeypatch: pytest.Mo
         wait_until(lambda: health().healthy and asyncio.run(ahealth()).healthy, "it is healthy")
         with OUTAGES[outage](node, proxy), Pulse() as pulse, monkeypatch.context() as patch:
             within = 20.0 if outage in ANSWERS else HEALTH_TIMEOUT
-            patch.setattr("headgate.stores.redis.HEALTH_TIMEOUT", within)
+            patch.setattr("headgate.stores.resp_store.HEALTH_TIMEOUT", within)
             timeouts = PATIENT if outage in ANSWERS else TIMEOUTS
             begun = time.monotonic()
             with ThreadPoolExecutor(1) as thread:
@@ -92,7 +92,7 @@ def test_slower_than_a_check_may_be(node: Node, monkeypatch: pytest.MonkeyPatch)
     """It answers, but each time too late: named so, within a second in all, however many questions there are."""
     with FaultyProxy(node.port) as proxy:
         # a machine that stands still would use up a second
-        monkeypatch.setattr("headgate.stores.redis.HEALTH_TIMEOUT", 20.0)
+        monkeypatch.setattr("headgate.stores.resp_store.HEALTH_TIMEOUT", 20.0)
         store = RedisStore(proxy.url, timeout=0.1, connect_timeout=20)
         proxy.delay = 0.15
         with Pulse() as pulse:
