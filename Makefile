@@ -115,7 +115,10 @@ coverage: $(TOOLS) ## branch coverage of the plain build, all processes of the t
 soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks under torture, crawlers, thousands of traces
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
-		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_fleet.py tests/hybrid/test_processes.py
+		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_fleet.py tests/hybrid/test_processes.py \
+		tests/hybrid/test_regions.py
+	@HEADGATE_CUT_SECONDS=60 HEADGATE_CUTS=2 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
+		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_region_limiter.py -k cut_between
 	@HEADGATE_SHARED_KILLS=100000 HEADGATE_SHARED_SECONDS=30 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/stores/test_shared_processes.py
@@ -167,6 +170,7 @@ docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
 	@$(BIN)/python docs/plots.py
 	@$(BIN)/python docs/hybrid_tables.py
 	@$(BIN)/python docs/jobs_plot.py
+	@$(BIN)/python docs/region_figures.py
 
 clean: ## remove everything that make has made, .venv too
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

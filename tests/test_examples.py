@@ -30,9 +30,8 @@ def test_example(example: Path, redis_server: Server, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-NEED_REDIS = [
-    example for example in EXAMPLES if example.stem in ("concurrency", "crawler", "hybrid", "shared_through_redis")
-]
+WITH_REDIS = ("concurrency", "crawler", "hybrid", "regions", "shared_through_redis")
+NEED_REDIS = [example for example in EXAMPLES if example.stem in WITH_REDIS]
 
 
 @pytest.mark.parametrize("example", NEED_REDIS, ids=lambda path: path.stem)

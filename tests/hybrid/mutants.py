@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FLEET, TWINS, LEASE = "test_fleet.py", "test_twins.py", "test_lease.py"
 HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py", "test_stats.py"
 SIMULATE, STORES = "test_simulate.py", "test_ledger_stores.py"
+REGIONS, REGION_TWINS = "test_regions.py", "test_region_twins.py"
 
 
 class Mutant(NamedTuple):
@@ -218,6 +219,49 @@ SHARED = [
 ]  # fmt: skip
 
 MUTANTS += [Mutant(f"shared: {name}", "shared_leases.py", old, new, STORES) for name, old, new in SHARED]
+
+
+REGION = [
+    ("home is told of less than the region keeps", "stock.acked_seq, stock.out, stock.returned", "stock.acked_seq, max(stock.out - 1, 0), stock.returned"),
+    ("the reply to an old fetch is taken", " or sent_at == 0 or deposit.seq != stock.seq:", " or sent_at == 0:"),
+    ("a reply is taken twice", "        stock.sent_at = 0\n        ledger._open", "        ledger._open"),
+    ("refill counts twice when the stock grows", "        ledger.free, ledger.at = min(free, ledger._top(effective, effective.capacity_units)), now\n", "        ledger.free = min(free, ledger._top(effective, effective.capacity_units))\n"),
+    ("a stock outlives home's", "sent_at + STOCK_TTL - STOCK_TTL // 1000 - STOCK_ENDS_EARLY", "sent_at + STOCK_TTL"),
+    ("a stock lasts from its arrival", "sent_at + STOCK_TTL - STOCK_TTL // 1000 - STOCK_ENDS_EARLY", "now + STOCK_TTL"),
+    ("a lease outlives the stock", "            lasts = min(lasts, max(stock.ends - now, 1))\n", "            pass\n"),
+    ("a stock is kept when the clock steps back", "if time < ledger.at or now >= stock.ends:", "if now >= stock.ends:"),
+    ("a fetch goes on when the clock steps back", "stock.sent_at = stock.due = stock.fetch_after = 0", "stock.due = stock.fetch_after = 0"),
+    ("a stock never ends", "if time < ledger.at or now >= stock.ends:", "if time < ledger.at or stock.ends == 0:"),
+    ("leases of an ended stock are forgotten", "stock.out = max(min(stock.out, self.ledger.leased_out - params.limit), 0)", "stock.out = 0"),
+    ("what comes back of an ended stock stays", "            ledger.free = min(ledger.free, ledger._top(effective, effective.capacity_units))\n        if request", "        if request"),
+    ("a stock that ended is reported as spent", "        if stock.out and stock.ends == 0:\n            return None", "        if stock.out < 0:\n            return None"),
+    ("the floor of a new region starts full", "ledger.free = min(ledger.free, max(time - since, 0) * params.rate)", "ledger.free = params.capacity_units"),
+    ("home has the floors too", "home_params(params, sum(self.floors.values()))", "home_params(params, max(self.floors.values()))"),
+    ("home leases all it has", "HOME_PROFILE = AccuracyProfile(MOST_SHARES,", "HOME_PROFILE = AccuracyProfile(SHARES,"),
+    ("what goes back to home stays", "        ledger.free -= give * params.cost\n", ""),
+    ("more goes back than is taken away", "        stock.returned += give\n", "        stock.returned += give + 1\n"),
+    ("a part of a permit is not reported", "has = -(-ledger.free // params.cost)", "has = ledger.free // params.cost"),
+    ("the region keeps its stock and home takes it back", "stock.out = min(stock.out, max(has - give - params.limit, 0))", "stock.out = min(stock.out, max(has - give - params.limit, 0) // 2)"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"region: {name}", "stock.py", old, new, REGIONS) for name, old, new in REGION]
+
+REGION_LUA = [
+    ("the reply to an old fetch is taken", "sent_at == 0 or d.seq ~= k.seq then", "sent_at == 0 then"),
+    ("a reply is taken however late", " or time > sent_at + LATEST_DEPOSIT then", " then"),
+    ("refill counts twice when the stock grows", "'free', free, 'at', now, 'law'", "'free', free, 'law'"),
+    ("a stock outlives home's", "sent_at + STOCK_TTL - STOCK_TTL / 1000 - STOCK_ENDS_EARLY", "sent_at + STOCK_TTL"),
+    ("a lease outlives the stock", "  if k.out > 0 then lasts = min(lasts, max(k.ends - now, 1)) end\n", ""),
+    ("a stock is kept when the clock steps back", "if time < k.at or now >= k.ends then", "if now >= k.ends then"),
+    ("what goes back to home stays", "  k.free = k.free - give * params.cost\n", ""),
+    ("what home does not count is spent", "min(k.out, d.leased_here - d.granted) + d.granted", "k.out + d.granted"),
+    ("a stock that home lost is spent", "      drop_stock(k, params)\n      k.acked_seq = d.seq", "      k.acked_seq = d.seq"),
+    ("the floor of a new region starts full", "effective.initial = min(params.capacity_units, max(time - since, 0) * params.rate)", "effective.initial = params.capacity_units"),
+    ("home has the floors too", "rate = base.rate * left, period", "rate = base.rate * SHARES, period"),
+    ("floors of more than half", "if sum - known + share > MOST_SHARES then", "if share > MOST_SHARES then"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"region Lua: {name}", "region_script.py", old, new, REGION_TWINS) for name, old, new in REGION_LUA]
 
 
 def mutated(mutant: Mutant, place: Path) -> tuple[Path, str]:

@@ -178,3 +178,30 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 def test_bad_scenarios(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"nodes|load|skew|accuracy|loss"):
         Scenario(**wrong)  # type: ignore[arg-type]  # that is the test
+
+
+def test_regions_lose_little() -> None:
+    """Three regions 150 ms from home admit at least 95 % of what an exact bucket does, and never one too many."""
+    for load in (1.2, 0.5):
+        outcome = simulate(Scenario("100/second", nodes=6, load=load, seconds=40, regions=3, home_trip=150))
+        assert outcome.over == 0
+        assert outcome.under_percent <= 5
+        assert 0 < outcome.home_trips / 40 / 3 < 10, "a region asks home a few times a second"
+
+
+def test_region_that_is_cut_off() -> None:
+    """A region that is cut off for a minute lives on its floor, the others on the rest; nothing is too many."""
+    cut = Scenario("100/second", nodes=6, load=1.2, seconds=90, regions=3, cuts=((0, 15.0, 75.0),))
+    outcome = simulate(cut)
+    assert outcome.over == 0
+    lonely, *joined = ([at for at in times if 55 <= at / 1e9 - 1 < 75] for times in outcome.by_region)
+    assert 4.5 <= len(lonely) / 20 <= 5, "its floor, a twentieth"
+    assert all(33 <= len(times) / 20 <= 47 for times in joined), "most of what they ask for, 40"
+    rejoined = [at for at in outcome.by_region[0] if at / 1e9 - 1 >= 78]
+    assert len(rejoined) / 12 > 22
+
+
+def test_more_regions_than_nodes() -> None:
+    """More regions than nodes are refused."""
+    with pytest.raises(ValueError, match="regions must be from 0 to the number of nodes, 2, got 3"):
+        Scenario(nodes=2, regions=3)

@@ -14,7 +14,7 @@ from headgate import AsyncHybridLimiter, HybridLimiter
 from headgate.redis.script import slot_of
 from tests.support.clocks import until
 from tests.support.clusters import Cluster, Member, Sentinels, slots_of, wait_until
-from tests.support.servers import KINDS
+from tests.support.servers import KINDS, Server
 
 pytestmark = pytest.mark.xdist_group("hybrid-topologies")
 PATIENT = "?timeout=20&connect_timeout=20"
@@ -73,6 +73,25 @@ async def test_cluster_keys_for_asyncio(cluster: Cluster) -> None:
     async with AsyncHybridLimiter("20/day", store=cluster.bare_url + PATIENT) as limiter:
         for number in range(30):
             assert sum([bool(await limiter.try_acquire(f"user:{number}")) for _ in range(40)]) == 20
+
+
+def test_region_on_a_cluster(cluster: Cluster, redis_server: Server) -> None:
+    """The store of a region can be a Cluster: keys of all its servers get permits from home."""
+    cluster.flush()
+    keys = [f"key {number}" for number in range(12)]
+    with HybridLimiter(
+        "1000/30d", store=cluster.bare_url + PATIENT, home=redis_server.url, region="eu", floor=0.01
+    ) as limiter:
+        admitted = dict.fromkeys(keys, 0)
+
+        def take() -> bool:
+            for key in keys:
+                admitted[key] += bool(limiter.try_acquire(key))
+            return min(admitted.values()) > 20
+
+        until(take)  # the floor is 10
+        region = limiter.stats().region
+        assert region and region.home == "up" and region.fetches >= len(keys)
 
 
 def test_sentinel_failover(sentinels: Sentinels) -> None:

@@ -16,6 +16,10 @@ ledger_sql.py       the same in PL/pgSQL
 redis_leases.py     runs the script on a `RedisStore`
 postgres_leases.py  calls the function on a `PostgreSQLStore`
 shared_leases.py    keeps ledgers in files of a `SharedStore`
+stock.py            regions: the ledger of a region with its floor and its stock from home, and home's, in Python
+region_script.py    the same in Lua
+region_leases.py    runs those scripts, and fetches the region's stock from home
+region_store.py     the two stores of a limiter in a region, and the checks of its arguments
 
 In all of it Redis means the store of the ledgers, which may be a PostgreSQL or the files of ``shared://`` as well.
 
@@ -24,6 +28,9 @@ report          what a process tells Redis about one key: what it still holds, g
 round trip      one call of the script, with the reports of up to 64 keys
 sync            a report that also asks for permits; the other operations are release, reset and peek
 ledger          what Redis keeps about one key: free units, and the lease of each process
+home            the Redis that the Redis of each region leases from
+floor           a region's own share of the quota, which it has even if home does not answer
+stock           what a region has on lease from home
 reserve permit  one permit that a process holds for the next caller of a key that is called now and then
 """
 

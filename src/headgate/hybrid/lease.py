@@ -369,10 +369,11 @@ class Lease:
         if self.balance > 0:
             if now >= self.expires:  # granted too late to be spent: renew it, or give it back to a waiting caller
                 self.deny_until, self.due = 0, now
-            elif not reply.window_ends_in or request.ttl < reply.window_ends_in:  # a report renews the lease
-                self.due = min(self.due, max(self.expires - request.ttl * 1000 // RENEW_PART, now + shortest))
-            else:
+            elif params.period and reply.window_ends_in <= request.ttl:
                 self.due = min(self.due, self.window_ends_by)  # a window starts without leases
+            else:  # a report renews the lease
+                lasts = min(request.ttl, reply.window_ends_in or request.ttl) * 1000
+                self.due = min(self.due, max(self.expires - lasts // RENEW_PART, now + shortest))
         self._plan_idle_check(now, params)
 
     def _plan_idle_check(self, now: int, params: QuotaParams) -> None:

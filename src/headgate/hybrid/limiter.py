@@ -20,6 +20,7 @@ from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.hybrid.backend import AsyncHybridBackend, HybridBackend, HybridStore
 from headgate.hybrid.limiter_leases import LimiterLeases
+from headgate.hybrid.region_store import RegionState, RegionStore, region_store
 from headgate.hybrid.table import LeaseTable, TryAcquireFromLease
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
@@ -51,6 +52,7 @@ class Stats:
     trip_seconds: float  # how long a trip takes, on average
     nodes: int  # processes at one key, lately
     backend: str  # "up" or "down"
+    region: RegionState | None = None  # of a limiter with a home
 
     @property
     def local_ratio(self) -> float:
@@ -59,12 +61,12 @@ class Stats:
         return self.local / total if total else 1.0
 
 
-def stats_of(limiters: Sequence[LimiterLeases]) -> Stats:
-    """The figures of *limiters*, added up."""
-    return run(_stats(limiters), lambda _: None)
+def stats_of(limiters: Sequence[LimiterLeases], store: HybridStore | None = None) -> Stats:
+    """The figures of *limiters*, added up; with those of the region, if *store* has one."""
+    return run(_stats(limiters, store), lambda _: None)
 
 
-def _stats(limiters: Sequence[LimiterLeases]) -> Generator[None, None, Stats]:
+def _stats(limiters: Sequence[LimiterLeases], store: HybridStore | None) -> Generator[None, None, Stats]:
     """The plan (see `headgate._plan`) of `stats_of`; it yields after every LEASES_AT_ONCE leases."""
     managers = {limiter.manager for limiter in limiters}
     leases = [(lease, limiter.cost) for limiter in limiters for lease in list(limiter.leases.values())]
@@ -95,6 +97,7 @@ def _stats(limiters: Sequence[LimiterLeases]) -> Generator[None, None, Stats]:
         trip_seconds=max((manager.trip_time for manager in managers), default=0) / 1e9,
         nodes=max((manager.nodes_seen for manager in managers), default=1),
         backend="down" if any(each.health.current_error(each.read_clock()) for each in managers) else "up",
+        region=store.store.state() if store and isinstance(store.store, RegionStore) else None,
     )
 
 
@@ -111,6 +114,9 @@ class _HybridConstructor:
         quota: Quotas,
         *,
         store: str | LeaseStore = "redis://localhost:6379/0",
+        home: str | LeaseStore | None = None,
+        region: str | None = None,
+        floor: float | None = None,
         accuracy: Accuracy = "high",
         cold: Cold = "wait",
         algorithm: AlgorithmName = "token_bucket",
@@ -120,7 +126,7 @@ class _HybridConstructor:
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys)
+        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys, (home, region, floor))
         super().__init__(  # type: ignore[call-arg]  # of Limiter or AsyncLimiter, the next class in line
             quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error
         )
@@ -136,7 +142,9 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
 
     quota           one quota, as for `Limiter`
     store           the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips
-    algorithm       token_bucket, gcra, fixed_window or sliding_window_counter
+    home, region, floor   for a limiter in several regions: *store* is the Redis of this region and *home* the one that
+                    all regions lease from; floor is the share of the quota that this region always has (0.05)
+    algorithm       token_bucket, gcra, fixed_window or sliding_window_counter; with a home one of the first two
     name            tells limiters on one store apart
     accuracy        high, medium or low: the lower, the fewer trips, and the more of the limit may be on lease elsewhere
                     when a burst comes here. Never one too many
@@ -151,6 +159,7 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
     Redis stands here, and in the names of this package, for whichever of these stores keeps the ledgers.
     """
 
+    store: HybridStore
     _backend: HybridBackend
 
     def _use(self, backend: Backend) -> None:
@@ -159,7 +168,7 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
 
     def stats(self) -> Stats:
         """How it has decided so far, without a round trip."""
-        return stats_of([(self._origin or self)._backend])
+        return stats_of([(self._origin or self)._backend], self.store)
 
 
 class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
@@ -177,14 +186,14 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
 
     def stats(self) -> Stats:
         """How it has decided so far, in all event loops that are open, without a round trip."""
-        return stats_of(list(self.store.loops.values()))
+        return stats_of(list(self.store.loops.values()), self.store)
 
     async def stats_async(self) -> Stats:
         """The same, added up in steps between which other tasks run: for limiters with many keys.
 
         Counters move on meanwhile, so `local` may be a little above what it was at any one moment.
         """
-        return await arun(_stats(list(self.store.loops.values())), lambda _: asyncio.sleep(0))
+        return await arun(_stats(list(self.store.loops.values()), self.store), lambda _: asyncio.sleep(0))
 
     def release(self) -> None:
         """Give back what no caller waits for, in the background. The limiter stays usable."""
@@ -194,9 +203,20 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
 
 
 def _hybrid_store(
-    store: str | LeaseStore, clock: Clock | None, options: StoreOptions, accuracy: str, cold: str, max_keys: int
+    store: str | LeaseStore,
+    clock: Clock | None,
+    options: StoreOptions,
+    accuracy: str,
+    cold: str,
+    max_keys: int,
+    place: tuple[str | LeaseStore | None, str | None, float | None],
 ) -> HybridStore:
-    """*store* behind leases, if it can keep them."""
+    """*store* behind leases, if it can keep them; *place*: home, region and floor."""
+    home, region, floor = place
+    if home is None and (region is not None or floor is not None):
+        raise ValueError(
+            "region and floor are for a limiter with a home: give home= the URL of the Redis that has the rest"
+        )
     if isinstance(store, str) and scheme_of(store) == "memory://":
         raise ValueError("HybridLimiter shares a limit between processes; memory:// belongs to one: use Limiter")
     if isinstance(store, str) and scheme_of(store) not in SCHEMES:
@@ -213,6 +233,9 @@ def _hybrid_store(
     if not isinstance(opened, LeaseStore):
         opened.close()
         raise ValueError(f"{_needs_leases()}; got {scheme_of(str(store))}")
+    if home is not None:
+        regional: LeaseStore = region_store(opened, owned, home, region, floor)
+        return HybridStore(regional, True, accuracy, cold, max_keys)
     return HybridStore(opened, owned, accuracy, cold, max_keys)
 
 

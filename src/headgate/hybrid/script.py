@@ -27,8 +27,7 @@ from headgate.stores.base import LeaseCall
 FIELDS = 14  # of a reply
 PER_KEY = 6  # arguments of a key
 
-SYNC = LuaScript(
-    """
+LEDGER = """
 local OK, STALE, VOID, ERROR = 0, 1, 2, 3
 local FOREVER, STEP, LONGEST_INTERVAL, LONGEST_LEASE = 4503599627370496, 1000000, 3600000000, 91000000
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
@@ -107,7 +106,7 @@ end
 
 local function open(s, params, node)
   if not s.params then
-    s.at, s.born, s.free = time, time, params.capacity_units
+    s.at, s.born, s.free = time, time, params.initial or params.capacity_units
     s.window = params.windowed and floor(time / params.period) or 0
   elseif s.params ~= params.text then
     s.free = max(floor(s.free / quota_params(s.params).cost) * params.cost, -params.capacity_units)
@@ -331,51 +330,69 @@ local function sync(key, params, profile, node, request)
     window_ends_in, oversubscribed and 1 or 0, s.current, s.previous
 end
 
-local replies = {}
-for i = 1, #KEYS do
-  local a = 2 + (i - 1) * @PER_KEY@
+local function request_of(a)
   local n = numbers(ARGV[a + 4])
-  local request = {op = ARGV[a + 3], waiting = ARGV[a + 5], lease_id = n[1], seq = n[2], acked_seq = n[3], held = n[4],
+  return {op = ARGV[a + 3], waiting = ARGV[a + 5], lease_id = n[1], seq = n[2], acked_seq = n[3], held = n[4],
     returned = n[5], refund = n[6], debt = n[7], target = n[8], is_reserve = n[9], demand = n[10], ttl = n[11]}
-  local answer = {pcall(sync, KEYS[i], quota_params(ARGV[a]), profile_of(ARGV[a + 1]), ARGV[a + 2], request)}
-  local at = (i - 1) * @FIELDS@
+end
+
+local replies = {}
+local function reply(place, fields, answer)
+  local at = (place - 1) * fields
   if answer[1] then
-    for j = 1, @FIELDS@ do replies[at + j] = answer[j + 1] end
+    for j = 1, fields do replies[at + j] = answer[j + 1] end
   else
     replies[at + 1], replies[at + 2] = ERROR, type(answer[2]) == 'table' and answer[2].err or tostring(answer[2])
-    for j = 3, @FIELDS@ do replies[at + j] = 0 end
+    for j = 3, fields do replies[at + j] = 0 end
   end
 end
-return replies
 """.replace("@FULL_ABOVE@", str(FULL_ABOVE))
-    .replace("@SHARE_FACTOR@", str(SHARE_FACTOR))
+LEDGER = (
+    LEDGER.replace("@SHARE_FACTOR@", str(SHARE_FACTOR))
     .replace("@OVERSUBSCRIBED_ABOVE@", str(OVERSUBSCRIBED_ABOVE))
     .replace("@DRAINING_ABOVE@", str(DRAINING_ABOVE))
     .replace("@MIN_REPORT_PART@", str(MIN_REPORT_PART))
     .replace("@DRAINING_FACTOR@", str(DRAINING_FACTOR))
-    .replace("@PER_KEY@", str(PER_KEY))
-    .replace("@FIELDS@", str(FIELDS))
+)
+
+SYNC = LuaScript(
+    LEDGER
+    + f"""
+for i = 1, #KEYS do
+  local a = 2 + (i - 1) * {PER_KEY}
+  local params, profile = quota_params(ARGV[a]), profile_of(ARGV[a + 1])
+  reply(i, {FIELDS}, {{pcall(sync, KEYS[i], params, profile, ARGV[a + 2], request_of(a))}})
+end
+return replies
+"""
 )
 
 
 def call(calls: Sequence[LeaseCall], now: int | None = None) -> ScriptCall:
     """The call of the script for the requests of *calls*; *now*, in tests only, replaces the server's clock."""
     arguments: list[str | int] = ["" if now is None else now]
-    for _, params, profile, request in calls:
-        numbers = (*request[2:9], *request[10:])
-        waiting = ",".join([f"{count}x{permits}" for count, permits in request.waiting])
-        arguments += [params.text, f"{profile.leased}:{profile.report}:{profile.report_full}", request.node, request.op]
-        arguments += [":".join(map(str, numbers)), waiting]
+    for each in calls:
+        arguments += call_arguments(each)
     return SYNC.call([each.key for each in calls], *arguments)
+
+
+def call_arguments(call: LeaseCall) -> list[str | int]:
+    """The PER_KEY arguments of one request."""
+    _, params, profile, request = call
+    numbers = (*request[2:9], *request[10:])
+    waiting = ",".join([f"{count}x{permits}" for count, permits in request.waiting])
+    law = f"{profile.leased}:{profile.report}:{profile.report_full}"
+    return [params.text, law, request.node, request.op, ":".join(map(str, numbers)), waiting]
 
 
 def replies(reply: Sequence[Any]) -> list[LeaseReply | str]:
     """The reply about each key; text is an error of Redis about that key alone."""
-    found: list[LeaseReply | str] = []
-    for at in range(0, len(reply), FIELDS):
-        if reply[at] == ERROR:
-            text = reply[at + 1]
-            found.append(text.decode(errors="replace") if isinstance(text, bytes) else str(text))
-        else:
-            found.append(LeaseReply(*reply[at : at + FIELDS]))
-    return found
+    return [reply_at(reply, at) for at in range(0, len(reply), FIELDS)]
+
+
+def reply_at(reply: Sequence[Any], at: int) -> LeaseReply | str:
+    """The reply whose FIELDS begin at *at*."""
+    if reply[at] != ERROR:
+        return LeaseReply(*reply[at : at + FIELDS])
+    text = reply[at + 1]
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)

@@ -3,6 +3,7 @@
     from headgate.simulate import Scenario, simulate
 
 fleet.py     the fleet with leases, and the naive design for comparison
+regions.py   a fleet in several regions
 scenario.py  what happens to a fleet, and the outcome
 plot.py      a picture of outcomes
 __main__.py  the command line

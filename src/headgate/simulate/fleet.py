@@ -45,7 +45,7 @@ class Process:
         decision = self.limiter.try_acquire("k")
         if decision is not None:
             if decision:
-                self.fleet.recorder.admissions.append(self.fleet.now)
+                self.fleet.admit(self, self.fleet.now)
             return
         self.fleet.recorder.outcome.waited += 1
         waiter = LeaseWaiter("take", 1, lambda: None)
@@ -55,7 +55,7 @@ class Process:
 
     def _record_answer(self, waiter: LeaseWaiter) -> None:
         if waiter.result:
-            self.fleet.recorder.admissions.append(self.fleet.decided_at or self.fleet.now)
+            self.fleet.admit(self, self.fleet.decided_at or self.fleet.now)
 
     def run_background(self) -> None:
         """What the background task does when it wakes up."""
@@ -107,6 +107,9 @@ class Fleet:
     def read_clock(self) -> int:
         return self.now
 
+    def admit(self, process: Process, at: int) -> None:
+        self.recorder.admissions.append(at)
+
     def schedule(self, at: int, event: Callable[..., None], *arguments: Any) -> None:
         heapq.heappush(self._events, (at, next(self._order), event, arguments))
 
@@ -126,15 +129,20 @@ class Fleet:
             return
         self.trips += 1
         self.syncs += len(items)
-        params, profile = process.limiter.params, process.limiter.profile
-        before = self.ledger.leased_out
-        replies = [self.ledger.sync(self.now // 1000, params, profile, item.request) for item in items]
-        assert self.ledger.leased_out <= params.limit, f"{self.ledger.leased_out} were leased, {before} before"
+        replies = self.decide(process, [item.request for item in items])
         if lost:
             self.schedule(sent_at + TIMEOUT, process.end_trip, items, None, 0)
             return
         half = int(self.scenario.trip * MILLISECOND * self._dice.uniform(0.4, 0.6))
         self.schedule(self.now + half, process.end_trip, items, replies, self.now)
+
+    def decide(self, process: Process, requests: list[LeaseRequest]) -> list[LeaseReply]:
+        """What Redis answers to *process*."""
+        params, profile = process.limiter.params, process.limiter.profile
+        before = self.ledger.leased_out
+        replies = [self.ledger.sync(self.now // 1000, params, profile, request) for request in requests]
+        assert self.ledger.leased_out <= params.limit, f"{self.ledger.leased_out} were leased, {before} before"
+        return replies
 
     def _crash(self) -> None:
         for place in self._dice.sample(range(len(self.processes)), min(self.scenario.crashes, len(self.processes))):
@@ -172,6 +180,10 @@ def simulate(scenario: Scenario) -> Outcome:
     """Run *scenario* with leases."""
     if not isinstance(Rule(scenario.quota).algorithm, Bucket):
         raise ValueError("the simulator has buckets only")
+    if scenario.regions:
+        from headgate.simulate.regions import RegionFleet  # it is a Fleet
+
+        return RegionFleet(scenario).run()
     return Fleet(scenario).run()
 
 

@@ -34,6 +34,10 @@ class Scenario:
     crashes: int = 0  # nodes that die half-way, each replaced by a new one
     outage: tuple[float, float] = (0.0, 0.0)  # seconds between which Redis does not answer
     policy: str = "local"
+    regions: int = 0  # each with a Redis of its own, `trip` away from its nodes; 0: one Redis for all
+    home_trip: float = 150.0  # milliseconds from a region to home and back, give or take a fifth
+    floor: float = 0.05  # of each region
+    cuts: tuple[tuple[int, float, float], ...] = ()  # (region, from second, to second): it cannot reach home
     seed: int = 1
     # called now and then with the name of a design and the part of its time that has passed
     watch: Callable[[str, float], None] | None = field(default=None, compare=False, repr=False)
@@ -41,7 +45,9 @@ class Scenario:
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 10_000:
             raise ValueError(f"nodes must be from 1 to 10,000, got {self.nodes}")
-        for what in ("load", "seconds", "trip"):
+        if not 0 <= self.regions <= self.nodes:
+            raise ValueError(f"regions must be from 0 to the number of nodes, {self.nodes}, got {self.regions}")
+        for what in ("load", "seconds", "trip", "home_trip"):
             if not 0 < (given := getattr(self, what)) < math.inf:
                 raise ValueError(f"{what} must be a number above 0, got {given}")
         if not 0 <= self.loss < 1:
@@ -72,6 +78,8 @@ class Outcome:
     trips: int = 0
     syncs: int = 0
     burned: int = 0
+    home_trips: int = 0  # from regions to home
+    by_region: list[list[int]] = field(default_factory=list)  # the times of admissions, nanoseconds
     lost: int = 0  # permits that no call can get any more; those free or on lease in the end do not count
     timeline: list[tuple[float, int, int, int]] = field(default_factory=list)
 
