@@ -33,6 +33,7 @@ LAYERS = [
     ["hybrid"],
     ["simulate"],
     ["coordination"],
+    ["budget"],
     ["clients"],
     ["limits"],
     ["web"],
