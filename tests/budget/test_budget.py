@@ -14,8 +14,7 @@ from headgate.budget import AsyncBudget, UnsettledHold
 from headgate.errors import StoreUnavailable
 from headgate.testing import ManualClock
 from tests.support.awaited import Tools
-from tests.support.clocks import until_async
-from tests.support.clusters import Cluster, Sentinels, wait_until
+from tests.support.clusters import wait_until
 from tests.support.servers import Server, free_port
 
 LONG = 20.0  # seconds that nothing here takes on a machine that is not overloaded
@@ -64,8 +63,7 @@ async def test_how_a_block_ends(tools: Tools, url: str, name: str) -> None:
     assert (await llm.remaining("a"))["tokens"] == 870
     with pytest.raises(ZeroDivisionError):
         async with llm.reserve("a", tokens=100) as hold:
-            await hold.spend(tokens=5)
-            print(1 / 0)
+            print((await hold.spend(tokens=5)) or 1 / 0)
     assert (await llm.remaining("a"))["tokens"] == 865
     with pytest.raises(ZeroDivisionError):
         async with llm.reserve("a", tokens=100):
@@ -92,7 +90,7 @@ async def test_a_debt(tools: Tools, url: str, name: str, clock: ManualClock) -> 
 
 
 async def test_spend_reserves_more(tools: Tools, url: str, name: str) -> None:
-    """A stream reserves as much again before it runs out, and is stopped when there is no more; all of it is counted."""
+    """A stream reserves as much again before it runs out, and is stopped when there is no more; all is counted."""
     llm = tools.Budget(requests="5/30d", tokens="1000/30d", store=url, name=name)
     hold = await llm.reserve("a", requests=1, tokens=100, timeout=0)
     await hold.spend(tokens=89)
@@ -185,16 +183,15 @@ async def test_ids(tools: Tools, url: str, name: str) -> None:
         assert (await one.remaining("a"))["tokens"] == 830
 
 
-async def test_money(tools: Tools, url: str, name: str) -> None:
+async def test_money(tools: Tools, name: str, clock: ManualClock) -> None:
     """Money is exact to a billionth, as text or Decimal; floats are refused; two quotas of one amount both hold."""
-    spend = tools.Budget(usd=["0.5/30d", "50/300d"], credits="12.5/30d burst 20", store=url, name=name)
+    spend = tools.Budget(usd=["0.5/30d", "50/300d"], credits="12.5/30d burst 20", name=name, clock=clock)
     hold = await spend.reserve("a", usd="0.1", credits=Decimal("0.000000001"))
     assert hold.reserved == {"usd": Decimal("0.1"), "credits": Decimal("1E-9")}
     await hold.settle(usd="0.100000001")
     left = await spend.remaining("a")
-    assert left["usd"] >= Decimal("0.399999999") and left["credits"] == Decimal("20") - Decimal("1E-9")
-    assert left["usd"] < Decimal("0.4"), "a month brings half a dollar, so seconds bring nothing"
-    with pytest.raises(InvalidPermits, match="float 0.1, as a float cannot hold a cent exactly"):
+    assert left == {"usd": Decimal("0.399999999"), "credits": Decimal("20") - Decimal("1E-9")}
+    with pytest.raises(InvalidPermits, match=r"float 0\.1, as a float cannot hold a cent exactly"):
         await spend.reserve("a", usd=0.1)
     with pytest.raises(PermitsExceedLimit, match=r"usd=0.6 is more than the budget of 0.5"):
         await spend.reserve("a", usd="0.6")
@@ -220,7 +217,7 @@ async def test_hierarchy(tools: Tools, url: str, name: str) -> None:
     assert await org.remaining("org") == {"tokens": 600, "usd": Decimal("0.5")}
     assert (await team.remaining(["org", "team:1"]))["tokens"] == 200
     assert len(await key.unsettled(["org", "team:1", "key:2"])) == 1
-    with pytest.raises(ValueError, match="a list of 3 keys, for .* > team > key"):
+    with pytest.raises(ValueError, match=r"a list of 3 keys, for .+ > team > key"):
         await key.reserve(["org"], tokens=1)
     same = tools.Budget(tokens="100/30d", store=url, name=name + " same")
     await same.reserve(["a", "b"], tokens=60, timeout=0)
@@ -266,10 +263,7 @@ async def test_cancellation(url: str, name: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    async def all_back() -> bool:
-        return await llm.remaining("a") == {"tokens": 93}
-
-    await until_async(all_back)
+    assert await llm.remaining("a") == {"tokens": 93}
 
 
 def test_threads(url: str, name: str) -> None:
@@ -297,7 +291,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, InvalidQuota, "needs an amount"),
     ({"tokens": "many"}, InvalidQuota, "cannot read the quota"),
     ({"tokens": []}, InvalidQuota, "a quota or a list of them"),
-    ({"usd": "1e9/day"}, InvalidQuota, "write money as '50/day'"),
+    ({"usd": "1e9/day"}, InvalidQuota, "write money such as"),
     ({"usd": "2000000/day"}, InvalidQuota, "at most 1,000,000"),
     ({"timeout": "5/day"}, ValueError, "cannot be called 'timeout'"),
     ({"tokens": "5/day", "hold": 0}, ValueError, "hold must be"),
@@ -375,29 +369,6 @@ async def test_a_store_that_is_down(tools: Tools, name: str) -> None:
             await call
 
 
-async def test_an_outage_is_charged_afterwards(tools: Tools, name: str, mortal_server: Server) -> None:
-    """What was granted without the store is charged to it when it is back."""
-    llm = tools.Budget(tokens="100/30d", store=mortal_server.url, name=name)
-    hold = await llm.reserve("a", tokens=10)
-    mortal_server.pause()
-    mortal_server.resume()
-    await hold.settle(tokens=10)
-    assert await llm.remaining("a") == {"tokens": 90}
-
-
-async def test_topologies(tools: Tools, name: str, cluster: Cluster, sentinels: Sentinels) -> None:
-    """A Cluster and Sentinels do as one server; all levels of a hierarchy are in one slot."""
-    for store in (cluster.url, sentinels.url):
-        org = tools.Budget(tokens="100/30d", store=store, name=name)
-        user = tools.Budget(tokens="50/30d", name="user", inside=org)
-        for key in ("org:1", "org:2", "org:3"):
-            async with user.reserve([key, "a"], tokens=20, timeout=0) as hold:
-                await hold.settle(tokens=7)
-            assert (await user.remaining([key, "a"]))["tokens"] == 43
-            assert (await org.remaining(key))["tokens"] == 93
-        await org.aclose()
-
-
 def test_where_it_is(redis_server: Server, name: str) -> None:
     """Keys have one hash tag for each root, the name before it, and a TTL."""
     llm = Budget(tokens="100/hour", store=redis_server.url, name="gpt:4")
@@ -405,7 +376,7 @@ def test_where_it_is(redis_server: Server, name: str) -> None:
     hold = user.reserve(["org{1}", "a b"], tokens=5)
     client = redis_server.client()
     tag = "budget:gpt%3A4:{org%7B1%7D}"
-    assert {key.decode() for key in client.keys("*")} == {tag, tag + ":due", tag + ":user:a%20b"}
+    assert {str(key) for key in client.keys("*")} == {tag, tag + ":due", tag + ":user:a%20b"}
     assert all(client.ttl(key) > 3600 for key in client.keys("*"))
     hold.settle()
-    wait_until(lambda: llm.remaining("org{1}") == {"tokens": 95})
+    wait_until(lambda: llm.remaining("org{1}") == {"tokens": 95}, "the charge")

@@ -12,7 +12,7 @@ reserve    holds *units* for *id* until *hold* is over, if there is room in all 
 extend     raises what *id* holds to *units*, records what was *spent*, and starts its time again. Replies with 1, or
            with 0 if there is no room: then it keeps what it had.
 settle     ends the hold and charges *units* in its place, a debt if there is no room for them. Replies with 1, or with
-           0 if it was settled before, or is not known; that is charged all the same if *unknown* is 1.
+           0 if another call settled it, or it is not known; that is charged all the same if *unknown* is 1.
 withdraw   ends the hold, or takes *id* out of the queue, and charges nothing. Replies with 1, or with 0 if there is
            none.
 available  replies with what is available in each bucket, less than 0 if there is a debt.
@@ -39,13 +39,13 @@ from typing import Any, Final
 
 from headgate.budget.records import (
     CLOCK_STEP,
-    DONE_TTL,
     LOST_TTL,
     MAX_WOKEN,
     BudgetBucket,
     BudgetWaiter,
     HoldRecord,
     buckets_of,
+    forget_at,
     numbers,
 )
 from headgate.budget.script import LUA
@@ -226,14 +226,15 @@ class BudgetState:
                     bucket.release(back[number])
                 else:
                     bucket.charge(-back[number])
-        if record is None:
-            self._write(id, HoldRecord("done", nonce, "", "", []), now + DONE_TTL)
-        elif ended:
-            record.kind, record.lost, record.spec, record.units, record.spent = "done", "", "", [], []
-            self._write(id, record, now + DONE_TTL)
-        if waited is not None or (ended and self.waiting):
+        result = int(ended)
+        if record is None or ended:  # the reply and the nonce of this call are kept in place of the policy
+            done = HoldRecord("done", nonce if record is None else record.nonce, f"{result}{nonce}", "", [])
+            self._write(id, done, forget_at(now))
+        elif record.lost == "1" + nonce:  # the same call again
+            result = 1
+        if waited is not None or (result and self.waiting):
             self._tell_waiters()
-        return int(ended)
+        return result
 
     def _begin(self, now: int) -> None:
         if self.paths:
