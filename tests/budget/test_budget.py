@@ -334,7 +334,7 @@ async def test_bad_calls(tools: Tools, name: str) -> None:
     assert not hold.settled and await hold.settle(tokens=5)
     assert await llm.remaining("a") == {"tokens": 95, "requests": 5}
     with pytest.raises(TypeError, match="inside must be"):
-        Budget(tokens="5/day", inside="org")  # type: ignore[type-var]  # on purpose
+        Budget(tokens="5/day", inside="org")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ValueError, match="on the same store"):
         Budget(tokens="5/day", inside=Budget(tokens="9/day"), store="memory://")
     with pytest.raises(ValueError, match="money on all levels or on none"):

@@ -39,6 +39,7 @@ STEPS: list[tuple[Any, ...]] = [
     ("withdraw", "c", SPEC, "0 0", "", 0),
     ("settle", "unknown", SPEC, "5 5", "", 1),
     ("holds", "", SPEC, "0 0"),
+    ("pause", "", SPEC, "5 0"),
     (11.0,),
     ("settle", "b", SPEC, "5 5", "", 0),
     ("available", "", SPEC, "0 0"),

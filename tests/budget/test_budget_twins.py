@@ -98,7 +98,7 @@ def text(units: Sequence[int]) -> str:
 def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> dict[str, int]:
     seen: dict[str, int] = {}
     for _ in range(steps):
-        op = dice.choice(["reserve"] * 4 + ["extend", "settle", "settle", "withdraw", "holds", "available", "advance"])
+        op = dice.choice(["reserve"] * 4 + ["extend", "settle", "settle", "withdraw", "holds", "pause", "advance"])
         if op == "advance":
             twins.clock.advance(dice.choice([0.1, 1.0, 4.0, 9.999999, 30.0, 61.0, dice.choice([3.0, 3661.0])]))
             continue
@@ -131,6 +131,10 @@ def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> di
             check_end(model, now, op, id, names, final, nonce, unknown, reply)
             again = twins.step(op, id, spec, text(final), nonce, unknown)
             assert again[0] == reply[0]
+        elif op == "pause" and dice.random() < 0.2:
+            reply = twins.step(op, "", spec, text(units), times=times)
+            for bucket, amount in zip(names, units, strict=True):
+                model.debts[bucket] += max(model.available(bucket) + amount, 0)
         elif op == "holds":
             reply = twins.step(op, "", spec, text(units))
             rows = zip(reply[::4], reply[1::4], reply[2::4], strict=True)
@@ -139,7 +143,7 @@ def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> di
         every = list(BUCKETS)
         available = twins.step("available", "", spec_of(every), text([0] * len(every)))
         assert available == [model.available(bucket) for bucket in every], (op, id, names, units)
-        if op not in ("holds", "available"):
+        if op not in ("holds", "pause"):
             what = f"{op} {reply[0]}"
             seen[what] = seen.get(what, 0) + 1
     return seen

@@ -79,14 +79,17 @@ class Amounts:
             label = quote(f"{name}/{limit}/{period_us}/{capacity}", safe="/")
             self.buckets.append(BucketSpec(level, number, label, cost, capacity * cost, rate))
 
+    def number(self, name: str) -> int:
+        found = self.numbers.get(name)
+        if found is None:
+            raise TypeError(f"this budget has no amount {name!r:.80}; it has {', '.join(self.names)}")
+        return found
+
     def encode(self, amounts: Mapping[str, Amount], defaults: Sequence[int] | None = None) -> list[int]:
         """The *amounts* as whole numbers (of nano-units, for money) in order; those that are not named by default."""
         values = [0] * len(self.names) if defaults is None else list(defaults)
         for name, amount in amounts.items():
-            number = self.numbers.get(name)
-            if number is None:
-                known = ", ".join(self.names)
-                raise TypeError(f"this budget has no amount {name!r:.80}; it has {known}")
+            number = self.number(name)
             if type(amount) is int and not self.money[number] and 0 <= amount <= _MOST_COUNT:
                 values[number] = amount
             else:
@@ -120,10 +123,6 @@ class Amounts:
         for bucket, units in zip(self.buckets, available, strict=True):
             values[bucket.amount] = max(min(values[bucket.amount], units // bucket.cost), 0)
         return values
-
-    def spec(self, levels: Sequence[str]) -> str:
-        """The buckets as the state reads them, for the names of the *levels*."""
-        return " ".join([f"{levels[each.level]} {each.label} {each.room} {each.rate}" for each in self.buckets])
 
 
 def _listed(name: str, given: AnyQuota) -> list[str | Quota]:

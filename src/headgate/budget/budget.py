@@ -20,11 +20,12 @@ from urllib.parse import quote
 
 from headgate.budget.amounts import Amount, Amounts, AnyQuota
 from headgate.budget.holds import AsyncHold, BudgetTerms, Hold, Subject
-from headgate.budget.records import ROOT
+from headgate.budget.records import MOST, ROOT
 from headgate.budget.state import budget_machine
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import check_ttl, deadline_after
+from headgate.coordination.arguments import check_seconds_or_0, check_ttl, deadline_after
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, Runner, ThreadTool, Ticket, Tool, wait_in_queue
+from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import OnStoreError, check_policy
@@ -146,6 +147,22 @@ class _AnyBudget(Tool):
                 available = [0 if policy == "deny" else bucket.room for bucket in subject.amounts.buckets]
         return subject.amounts.read(subject.amounts.least(available))
 
+    def _pause_plan(self, key: Keys, seconds: float, names: tuple[str, ...]) -> Plan[None]:
+        subject, duration = self._subject(key), round(check_seconds_or_0("seconds", seconds) * MICROSECONDS)
+        chosen = {subject.amounts.number(name) for name in names or subject.amounts.names}
+        buckets = [bucket for bucket in subject.amounts.buckets if bucket.amount in chosen]
+        units = " ".join([str(min(bucket.rate * duration, MOST)) for bucket in buckets])
+        try:
+            yield Operation("pause", ("", subject.spec_of(buckets), units))
+        except StoreUnavailable:
+            if self._terms.on_store_error == "raise":
+                raise
+
+    @property
+    def capacity(self) -> dict[str, int | Decimal]:
+        """The most that can be reserved of each amount at once."""
+        return self._amounts.read(self._amounts.capacities)
+
     def _unsettled_plan(self, key: Keys | None) -> Plan[list[UnsettledHold]]:
         if key is None:
             self._terms.drop_lost()
@@ -199,6 +216,10 @@ class Budget(_AnyBudget, ThreadTool):
         """What could be reserved of each amount now; 0 if there is a debt. One round trip."""
         return self._runner_of(key).run(self._remaining_plan(key))
 
+    def pause(self, key: Keys, seconds: float, *names: str) -> None:
+        """Let nothing be reserved for so many *seconds*, of all amounts or of those named: the server said so."""
+        self._runner_of(key).run(self._pause_plan(key, seconds, names))
+
     def unsettled(self, key: Keys | None = None) -> list[UnsettledHold]:
         """The live holds of *key* in the store; without one, those of this process, which asks no store."""
         return self._runner_of(key).run(self._unsettled_plan(key))
@@ -229,6 +250,10 @@ class AsyncBudget(_AnyBudget, AsyncTool):
     async def remaining(self, key: Keys) -> dict[str, int | Decimal]:
         """What could be reserved of each amount now; 0 if there is a debt. One round trip."""
         return await self._runner_of(key).arun(self._remaining_plan(key))
+
+    async def pause(self, key: Keys, seconds: float, *names: str) -> None:
+        """Let nothing be reserved for so many *seconds*, of all amounts or of those named: the server said so."""
+        await self._runner_of(key).arun(self._pause_plan(key, seconds, names))
 
     async def unsettled(self, key: Keys | None = None) -> list[UnsettledHold]:
         """The live holds of *key* in the store; without one, those of this process, which asks no store."""

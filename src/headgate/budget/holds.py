@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headgate._lifecycle import in_each_child
-from headgate.budget.amounts import Amount, Amounts
+from headgate.budget.amounts import Amount, Amounts, BucketSpec
 from headgate.clock import MICROSECONDS
 from headgate.coordination.runner import Plan, Runner
 from headgate.coordination.states.machine import Operation, entry_channel
@@ -74,10 +74,15 @@ class Subject:
         self.runner = runner
         self.amounts = amounts
         self.shown = shown
-        self.spec = amounts.spec(names)
+        self._names = names
+        self.spec = self.spec_of(amounts.buckets)
         self.path = names[-1] if len(names) > 1 else ""
         self.zeros = " ".join(["0"] * len(amounts.buckets))
         self._root = runner.channel.partition("\n")[0]
+
+    def spec_of(self, buckets: list[BucketSpec]) -> str:
+        """These buckets as the state reads them."""
+        return " ".join([f"{self._names[each.level]} {each.label} {each.room} {each.rate}" for each in buckets])
 
     def operation(self, name: str, id: str, values: list[int] | None, *more: str | int) -> Operation:
         units = self.zeros if values is None else " ".join(map(str, self.amounts.units(values)))

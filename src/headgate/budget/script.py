@@ -7,8 +7,8 @@ from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MAX_WOKEN, M
 # Keys: a Hash of the buckets of the root by label, of the records of holds by h and their id, of waiters by w and
 # their id, and of notes by m; a Sorted Set of holds by when they end or are forgotten; a Sorted Set of the ids in the
 # queue by when they came. The buckets of other levels are Hashes of their own. The notes save calls: the time before
-# which no hold ends, whether there may be a queue, and the time until which the keys live. ARGV from 3: id, spec, units,
-# and what each operation says. What nearly every call needs is read with one HMGET and written with one HSET.
+# which no hold ends, whether there may be a queue, and the time until which the keys live. ARGV from 3: id, spec and
+# units, and what each operation says. What nearly every call needs is read with one HMGET and written with one HSET.
 LUA = f"""
 local hash, due, waiting = unpack(KEYS)
 local id, spec, units = ARGV[3], ARGV[4], ARGV[5]
@@ -315,6 +315,15 @@ if op == 'settle' or op == 'withdraw' then
   end
   if result == 1 or waited then tell_waiters() end
   return reply(0, result)
+end
+
+if op == 'pause' then
+  local amounts = numbers(units)
+  for number, b in ipairs(named) do
+    drain(b, now)
+    charge(b, math.max(b.room + amounts[number] - held(b) - b.debt, 0))
+  end
+  return reply(0, 1)
 end
 
 if op == 'holds' then

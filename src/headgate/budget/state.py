@@ -15,6 +15,7 @@ settle     ends the hold and charges *units* in its place, a debt if there is no
            0 if another call settled it, or it is not known; that is charged all the same if *unknown* is 1.
 withdraw   ends the hold, or takes *id* out of the queue, and charges nothing. Replies with 1, or with 0 if there is
            none.
+pause      raises the debts until nothing is available for the time in which *units* drain. Replies with 1.
 available  replies with what is available in each bucket, less than 0 if there is a debt.
 holds      replies with the id, the microseconds left, the spec and the units of each live hold.
 
@@ -180,6 +181,14 @@ class BudgetState:
         if record is not None and (record.kind == "lost" or (record.kind == "live" and record.nonce != nonce)):
             return [0, *self.paths]
         return [self._end(now, id, record, spec, numbers(units), nonce, unknown), *self.paths]
+
+    def pause(self, now: int, id: str, spec: str, units: str) -> list[Any]:
+        self._begin(now)
+        for (index, room, rate), amount in zip(buckets_of(spec), numbers(units), strict=True):
+            bucket = self._bucket(now, index, rate)
+            bucket.drain(now)
+            bucket.charge(max(room + amount - bucket.held_at(now) - bucket.debt, 0))
+        return [1, *self.paths]
 
     def available(self, now: int, id: str, spec: str, units: str) -> list[Any]:
         self._begin(now)
