@@ -123,6 +123,7 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@$(BIN)/python -m tests.coordination.soak
+	@$(BIN)/python -m tests.support.llm_fleet --processes 8 --seconds 60
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice
