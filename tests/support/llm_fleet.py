@@ -53,7 +53,7 @@ async def call(client: httpx.AsyncClient, url: str, dice: random.Random) -> None
                 return  # broken off
 
 
-async def work(store: str, url: str, quotas: dict[str, str], seed: int, seconds: float, callers: int) -> None:
+async def work(store: str, url: str, quotas: dict[str, Any], seed: int, seconds: float, callers: int) -> None:
     budget = AsyncBudget(store=store, name="fleet", **quotas)
     limits = httpx.Limits(max_connections=callers)
     transport = AsyncBudgetTransport(budget, timeout=None, transport=httpx.AsyncHTTPTransport(limits=limits))

@@ -164,7 +164,14 @@ def _delta(anthropic: bool, text: str) -> dict[str, Any]:
 def _message(sent: int, output: int, text: str | None = None) -> dict[str, Any]:
     content = [] if text is None else [{"type": "text", "text": text}]
     usage = {"input_tokens": sent, "output_tokens": output}
-    message = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": content, "usage": usage}
+    message: dict[str, Any] = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": content,
+        "usage": usage,
+    }
     message |= {"stop_reason": None if text is None else "end_turn", "stop_sequence": None}
     return {"message": message}
 

@@ -21,11 +21,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 try:
     import httpx
-except ImportError:
-    try:
-        import httpx2 as httpx
-    except ImportError as error:
-        raise ImportError("headgate.clients.llm needs httpx: pip install 'headgate[httpx]'") from error
+except ImportError as error:
+    raise ImportError("headgate.clients.llm needs httpx: pip install 'headgate[httpx]'") from error
 
 from headgate.budget import AsyncBudget, Budget
 from headgate.budget.budget import Keys
