@@ -14,7 +14,7 @@ from headgate.clients.llm import AsyncBudgetTransport, BudgetTransport
 from headgate.clients.usage import (
     OutputQuantile,
     StreamReader,
-    Usage,
+    TokenUsage,
     count_characters,
     output_limit,
     pauses_in,
@@ -137,8 +137,10 @@ def test_a_fleet(redis_server: Server) -> None:
 
 def test_usage() -> None:
     """Both formats, bodies and events; text without usage is counted by its characters."""
-    assert usage_in({"usage": {"prompt_tokens": 5, "completion_tokens": 7}}) == Usage(5, 7)
-    assert usage_in({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 7}}) == Usage(7, 7)
+    assert usage_in({"usage": {"prompt_tokens": 5, "completion_tokens": 7}}) == TokenUsage(5, 7)
+    assert usage_in({"usage": {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 7}}) == TokenUsage(
+        7, 7
+    )
     assert usage_in({"type": "response.completed", "response": {"usage": {"input_tokens": 1, "output_tokens": 2}}}) == (
         1,
         2,

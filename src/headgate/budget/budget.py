@@ -19,7 +19,7 @@ from typing import Any, Literal, Self, get_args
 from urllib.parse import quote
 
 from headgate.budget.amounts import Amount, Amounts, AnyQuota
-from headgate.budget.holds import AsyncHold, BudgetTerms, Hold, Subject
+from headgate.budget.holds import AsyncHold, BudgetSubject, BudgetTerms, Hold
 from headgate.budget.records import MOST, ROOT
 from headgate.budget.state import budget_machine
 from headgate.clock import MICROSECONDS, Clock
@@ -82,9 +82,9 @@ class _AnyBudget(Tool):
         else:
             self._set_up(budget_machine(name), name, store or "memory://", clock)
         self._terms = BudgetTerms(self._runner, hold, on_lost, on_store_error)
-        self._subjects: OrderedDict[Keys, Subject] = OrderedDict()
+        self._subjects: OrderedDict[Keys, BudgetSubject] = OrderedDict()
 
-    def _subject(self, key: Keys) -> Subject:
+    def _subject(self, key: Keys) -> BudgetSubject:
         index = tuple(key) if isinstance(key, Sequence) and not isinstance(key, str) else check_key(key)
         known = self._subjects.get(index)
         if known is None:
@@ -93,7 +93,7 @@ class _AnyBudget(Tool):
                 self._subjects.popitem(last=False)
         return known
 
-    def _new_subject(self, keys: list[str]) -> Subject:
+    def _new_subject(self, keys: list[str]) -> BudgetSubject:
         depth = len(self._levels)
         if depth > 1 and len(keys) != depth:
             shown = " > ".join(name for name, _ in self._levels)
@@ -108,12 +108,12 @@ class _AnyBudget(Tool):
             levels.append(path)
         amounts = self._amounts if depth > 1 or len(keys) == 1 else Amounts([self._levels[0][1]] * len(keys))
         runner = self._runner.for_state(keys[0], path)
-        return Subject(runner, amounts, levels, " > ".join(keys))
+        return BudgetSubject(runner, amounts, levels, " > ".join(keys))
 
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
 
-    def _check(self, subject: Subject, id: str | None, amounts: dict[str, Amount]) -> list[int]:
+    def _check(self, subject: BudgetSubject, id: str | None, amounts: dict[str, Amount]) -> list[int]:
         """The amounts of a reservation; raises what is wrong with it."""
         if id is not None:
             check_key(id, "id")

@@ -67,7 +67,7 @@ class BudgetTerms:
                 self.open_holds.pop(id, None)
 
 
-class Subject:
+class BudgetSubject:
     """What a key, or the keys of a hierarchy, mean: which state, which buckets, which queue."""
 
     def __init__(self, runner: Runner, amounts: Amounts, names: list[str], shown: str) -> None:
@@ -109,7 +109,7 @@ class _AnyHold:
     """What `Hold` and `AsyncHold` share: all that does not ask the store, and plans."""
 
     def __init__(
-        self, terms: BudgetTerms, subject: Subject, id: str | None, values: list[int], until: int | None
+        self, terms: BudgetTerms, subject: BudgetSubject, id: str | None, values: list[int], until: int | None
     ) -> None:
         self._terms = terms
         self._subject = subject

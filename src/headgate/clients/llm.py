@@ -29,7 +29,7 @@ from headgate.budget.budget import Keys
 from headgate.clients.usage import (
     OutputQuantile,
     StreamReader,
-    Usage,
+    TokenUsage,
     count_characters,
     output_limit,
     pauses_in,
@@ -89,13 +89,13 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
     def _key_of(self, request: httpx.Request) -> Keys:
         return self._key(request) if callable(self._key) else self._key
 
-    def _estimate(self, body: dict[str, Any]) -> Usage:
+    def _estimate(self, body: dict[str, Any]) -> TokenUsage:
         """What the call may cost: its input as counted, its output by its own limit or by earlier answers."""
         limit = output_limit(body)
         learned = self._outputs[str(body.get("model"))].estimate(DEFAULT_OUTPUT)
-        return Usage(self._count(body), learned if limit is None else limit)
+        return TokenUsage(self._count(body), learned if limit is None else limit)
 
-    def _amounts(self, usage: Usage, *, capped: bool = False) -> dict[str, int]:
+    def _amounts(self, usage: TokenUsage, *, capped: bool = False) -> dict[str, int]:
         used = {"requests": 1, "tokens": usage.total, "input": usage.input, "output": usage.output}
         most = self._budget.capacity
         return {name: min(used[name], int(most[name])) if capped else used[name] for name in self._names}
@@ -108,23 +108,23 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
     def _reader(self, response: httpx.Response) -> StreamReader:
         return StreamReader(response.headers.get("content-type", "").startswith("text/event-stream"))
 
-    def _used(self, model: str, estimate: Usage, reader: StreamReader, status: int) -> dict[str, int]:
+    def _used(self, model: str, estimate: TokenUsage, reader: StreamReader, status: int) -> dict[str, int]:
         """What an answer cost in the end, by its usage; without one by what has come of it."""
         reader.close()
         if reader.usage is not None:
             self._outputs[model].add(reader.usage.output)
             return self._amounts(reader.usage)
         if status >= 400:
-            return self._amounts(Usage(0, 0))  # refused, or failed before it began
+            return self._amounts(TokenUsage(0, 0))  # refused, or failed before it began
         # Broken off: the server has gone further than we have read, and may have come to the end of its answer.
         likely = min(self._outputs[model].estimate(estimate.output), estimate.output)
-        return self._amounts(Usage(estimate.input, max(reader.output_so_far, likely)))
+        return self._amounts(TokenUsage(estimate.input, max(reader.output_so_far, likely)))
 
-    def _after_error(self, error: BaseException, estimate: Usage) -> dict[str, int]:
+    def _after_error(self, error: BaseException, estimate: TokenUsage) -> dict[str, int]:
         """What a call without an answer cost: nothing if it was not sent, else its input."""
         if any(kind.__name__ in _UNSENT for kind in type(error).__mro__):
             return dict.fromkeys(self._names, 0)
-        return self._amounts(Usage(estimate.input, 0))
+        return self._amounts(TokenUsage(estimate.input, 0))
 
     def _refusal(self, request: httpx.Request, refused: RateLimited) -> httpx.Response:
         """The answer in place of the server's, which clients know how to retry."""

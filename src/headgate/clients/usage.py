@@ -25,7 +25,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
-class Usage(NamedTuple):
+class TokenUsage(NamedTuple):
     """Tokens of a call."""
 
     input: int
@@ -74,14 +74,14 @@ def output_limit(body: Mapping[str, Any]) -> int | None:
     return max(found[0] * max(_whole(body.get("n")), 1), 0) if found else None
 
 
-def usage_in(answer: Mapping[str, Any]) -> Usage | None:
+def usage_in(answer: Mapping[str, Any]) -> TokenUsage | None:
     """The usage in an answer, or in an event of a stream; None if it has none."""
     for part in (answer, answer.get("response"), answer.get("message")):
         usage = part.get("usage") if isinstance(part, Mapping) else None
         if isinstance(usage, Mapping):
             cached = _whole(usage.get("cache_creation_input_tokens")) + _whole(usage.get("cache_read_input_tokens"))
             sent = _whole(usage.get("prompt_tokens")) or _whole(usage.get("input_tokens")) + cached
-            return Usage(sent, _whole(usage.get("completion_tokens")) or _whole(usage.get("output_tokens")))
+            return TokenUsage(sent, _whole(usage.get("completion_tokens")) or _whole(usage.get("output_tokens")))
     return None
 
 
@@ -89,7 +89,7 @@ class StreamReader:
     """Reads usage from the bytes of an answer as they pass: server-sent events, or one JSON body."""
 
     def __init__(self, events: bool) -> None:
-        self.usage: Usage | None = None
+        self.usage: TokenUsage | None = None
         self.characters = 0  # of text in the events so far: what a broken stream is charged by
         self._events = events
         self._rest = b""
@@ -123,8 +123,8 @@ class StreamReader:
         event = read_body(line[5:])
         found = usage_in(event)
         if found:  # Anthropic's first event has the input, and its last the output
-            before = self.usage or Usage(0, 0)
-            self.usage = Usage(max(found.input, before.input), max(found.output, before.output))
+            before = self.usage or TokenUsage(0, 0)
+            self.usage = TokenUsage(max(found.input, before.input), max(found.output, before.output))
         self.characters += _characters([event.get("delta"), event.get("choices")])
 
 
