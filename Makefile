@@ -128,6 +128,7 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m tests.jobs.drain celery
 	@$(BIN)/python -m tests.jobs.drain dramatiq
+	@$(BIN)/python -m tests.support.llm_fleet --processes 8 --seconds 60
 	@$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile=explore -k every_trace tests/coordination
 
 mutants: $(TOOLS) ## break the protocol of the hybrid limiter on purpose, and see its tests notice

@@ -34,6 +34,7 @@ LAYERS = [
     ["jobs"],
     ["simulate"],
     ["coordination"],
+    ["budget"],
     ["clients"],
     ["limits"],
     ["web"],

@@ -33,6 +33,7 @@ if limiter.try_acquire("user:123"):
 # simulate/        fleets of hybrid limiters, simulated
 # coordination/    lock, semaphore, circuit breaker, pool, queue
 # jobs/            job queues: Celery, Dramatiq, taskiq, arq
+# budget/          Budget: amounts reserved before a call and settled after it
 # clients/         httpx and requests with a pool
 # web/             headgate in web frameworks
 # limits/          storages and strategies for the library limits
@@ -46,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.booking import AsyncSlot, Slot
 from headgate.decision import COMPILED, Decision
 from headgate.errors import (
+    BudgetExceeded,
     CircuitOpen,
     HeadgateError,
     InvalidKey,
@@ -65,6 +67,7 @@ from headgate.quota import Quota
 from headgate.rule import AlgorithmName, OnStoreError
 
 if TYPE_CHECKING:
+    from headgate.budget import AsyncBudget, Budget
     from headgate.hybrid import AsyncHybridLimiter, HybridLimiter
 
 __version__ = "0.1.0"
@@ -72,9 +75,12 @@ __version__ = "0.1.0"
 __all__ = [
     "COMPILED",
     "AlgorithmName",
+    "AsyncBudget",
     "AsyncHybridLimiter",
     "AsyncLimiter",
     "AsyncSlot",
+    "Budget",
+    "BudgetExceeded",
     "CircuitOpen",
     "Decision",
     "HeadgateError",
@@ -97,13 +103,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the hybrid limiters on first use, so that other programs do not pay for them."""
-    if name not in ("AsyncHybridLimiter", "HybridLimiter"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import headgate.hybrid
+_LAZY = {
+    "AsyncBudget": "headgate.budget",
+    "AsyncHybridLimiter": "headgate.hybrid",
+    "Budget": "headgate.budget",
+    "HybridLimiter": "headgate.hybrid",
+}
 
-    return getattr(headgate.hybrid, name)
+
+def __getattr__(name: str) -> Any:
+    """Import budgets and hybrid limiters on first use, so that other programs do not pay for them."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

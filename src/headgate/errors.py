@@ -7,6 +7,7 @@
     │   ├── PermitsExceedLimit            more than the capacity: waiting would never help
     │   └── SlotMismatch                  the id has booked a slot of other permits
     ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
+    ├── BudgetExceeded                    a hold spent more than it has, and its budget has no more
     ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
     ├── LockTimeout         (TimeoutError)  the lock, or room in the semaphore, did not come free in time
     ├── LockLost                          the lock or lease is not ours any more: it expired, or was released by force
@@ -60,6 +61,18 @@ class RateLimited(HeadgateError):
     def __str__(self) -> str:
         d = self.decision
         return f"{self.key!r} is over its limit of {d.limit}; retry in {d.retry_after:.3f} s"
+
+
+class BudgetExceeded(HeadgateError):
+    """A hold has spent more of an *amount* than it reserved, and its budget has no more: stop, and settle."""
+
+    def __init__(self, key: str, amount: str) -> None:
+        super().__init__(key, amount)
+        self.key = key
+        self.amount = amount
+
+    def __str__(self) -> str:
+        return f"the budget of {self.key!r} has no more {self.amount}"
 
 
 class StoreUnavailable(HeadgateError):

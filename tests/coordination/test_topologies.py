@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from headgate import Budget
 from headgate.coordination import CircuitBreaker, Lock, LockTimeout, Pool, Semaphore, SemaphoreStatus, WaitQueue
 from headgate.errors import StoreUnavailable
 from headgate.stores.redis import RedisStore
@@ -65,6 +66,19 @@ def test_semaphore_on_a_cluster(cluster: Cluster) -> None:
     assert all(member.ask("DBSIZE") for member in cluster.primaries())
     other.close()
     elsewhere.close()
+
+
+@pytest.mark.xdist_group("faults-cluster")
+def test_budgets_on_a_cluster(cluster: Cluster) -> None:
+    """All levels of a hierarchy are in the slot of its root, and every server has some."""
+    org = Budget(tokens="100/30d", store=cluster.bare_url + "?timeout=5")
+    user = Budget(tokens="50/30d", name="user", inside=org)
+    for number in TIMES:
+        with user.reserve([f"org:{number}", "a"], tokens=20, timeout=LONG) as hold:
+            assert org.remaining(f"org:{number}") == {"tokens": 80}
+            hold.settle(tokens=7)
+        assert user.remaining([f"org:{number}", "a"]) == {"tokens": 43}
+    org.close()
 
 
 @pytest.mark.xdist_group("faults-cluster")

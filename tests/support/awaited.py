@@ -8,7 +8,8 @@ in the thread of the test; so such a test must not wait for another task while i
 from collections.abc import Callable, Generator
 from typing import Any
 
-from headgate import coordination
+from headgate import budget, coordination
+from headgate.budget import Hold
 from headgate.coordination import Leased, SemaphoreLease
 
 AWAITED_PROPERTIES = ("state", "failure_count")  # of the Async tools: asking for them takes a round trip
@@ -24,7 +25,7 @@ class Result:
     def __await__(self) -> Generator[Any, Any, Any]:
         yield from ()
         value = self._call()
-        return Awaited(value) if isinstance(value, Leased | SemaphoreLease) else value
+        return Awaited(value) if isinstance(value, Hold | Leased | SemaphoreLease) else value
 
     async def __aenter__(self) -> Any:
         self._entered = await self
@@ -69,7 +70,12 @@ class Tools:
         self.kind = kind
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        module = budget if name == "Budget" else coordination
         if self.kind == "asyncio":
-            return getattr(coordination, f"Async{name}")  # type: ignore[no-any-return]  # by its name
-        plain = getattr(coordination, name)
-        return lambda *args, **kwargs: Awaited(plain(*args, **kwargs))
+            return getattr(module, f"Async{name}")  # type: ignore[no-any-return]  # by its name
+        plain = getattr(module, name)
+        return lambda *args, **kwargs: Awaited(plain(*args, **{key: _plain(value) for key, value in kwargs.items()}))
+
+
+def _plain(value: Any) -> Any:
+    return value.tool if isinstance(value, Awaited) else value

@@ -11,9 +11,10 @@ import redis
 import redis.asyncio
 import requests
 
-from headgate import AsyncHybridLimiter, AsyncLimiter, Decision, HybridLimiter, Limiter, Quota
+from headgate import AsyncBudget, AsyncHybridLimiter, AsyncLimiter, Budget, Decision, HybridLimiter, Limiter, Quota
 from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
+from headgate.clients.llm import AsyncBudgetTransport, BudgetTransport
 from headgate.clients.requests import PoolAdapter
 from headgate.coordination import (
     Adaptive,
@@ -98,6 +99,18 @@ def coordination(store: Store) -> None:
         AsyncCircuitBreaker("api", store=given)
         AsyncPool("agents", store=given)
         AsyncWaitQueue("tokens", store=given)
+
+
+def budgets(store: Store) -> None:
+    org = Budget(requests="500/minute", usd=["5/hour", "50/day"], store=store, name="gpt", hold=60.0, on_lost="spent")
+    user = Budget(tokens=Quota(5, 1.0), inside=org, on_store_error="deny")
+    Budget(tokens="5/day", on_lost="forget")  # type: ignore[arg-type]
+    with user.reserve(["org", "user"], id="job", timeout=30.0, tokens=5, usd="0.5") as hold:
+        hold.spend(tokens=1)
+        settled: bool = hold.settle(tokens=3)
+    httpx.Client(transport=BudgetTransport(org, key="account", timeout=None))
+    httpx.AsyncClient(transport=AsyncBudgetTransport(AsyncBudget(requests="5/s"), key=lambda request: "account"))
+    print(settled, org.remaining("org"), org.unsettled())
 
 
 def calls(limiter: Limiter) -> Decision:

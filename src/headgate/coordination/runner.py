@@ -9,6 +9,7 @@ exceptions.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
@@ -150,6 +151,13 @@ class Runner:
 
     def __repr__(self) -> str:
         return f"{self.name!r} at {self.backend.states.display_name}"
+
+    def for_state(self, name: str, entry: str = "") -> Runner:
+        """A runner on the same store for another state of this kind; its callers queue by state and *entry*."""
+        other = copy.copy(self)
+        other.name = name
+        other.channel = entry_channel(self.machine.keys(name)[0], entry)
+        return other
 
     def execute(self, operation: Operation) -> Reply:
         """Run one operation, and wake the waiters of this process that it concerns, without a message of the store."""

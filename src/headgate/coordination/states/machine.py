@@ -64,7 +64,7 @@ class Operation(NamedTuple):
 
 
 # Operations after which the first waiter for the state may succeed.
-WAKING = frozenset({"release", "evict", "settle", "add", "add_new", "enqueue", "undo"})
+WAKING = frozenset({"release", "evict", "settle", "add", "add_new", "enqueue", "undo", "withdraw"})
 
 
 def wake_waiters(waiters: WaiterQueue, channel: str, operation: Operation, reply: Reply) -> None:

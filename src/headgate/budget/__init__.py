@@ -1,0 +1,14 @@
+"""Budgets: amounts that are reserved before a call, and settled when its cost is known. See docs/budgets.md.
+
+budget.py   Budget and AsyncBudget
+holds.py    what a caller has reserved, from its request until it is settled or lost
+amounts.py  counts and money, and what their quotas mean in whole units
+state.py    what is done to the state of a budget, in Python
+script.py   the same in Lua, for Redis
+records.py  the buckets, holds and waiters of a state in memory
+"""
+
+from headgate.budget.budget import AsyncBudget, Budget, UnsettledHold
+from headgate.budget.holds import AsyncHold, Hold
+
+__all__ = ["AsyncBudget", "AsyncHold", "Budget", "Hold", "UnsettledHold"]
