@@ -127,6 +127,7 @@ class _AnyBudget(Tool):
         try:
             if (yield from wait_in_queue(hold._subject.runner, new_ticket, hold._attempt, until)):
                 return hold
+            yield from hold._leave_queue()
             raise hold._refused()
         except BaseException:
             hold._withdraw()

@@ -193,10 +193,22 @@ class _AnyHold:
             self._denial = decision(False, self._subject.amounts.capacities[0], 0, MICROSECONDS, MICROSECONDS)
         return RateLimited(self.key, self._denial)
 
+    def _withdrawal(self) -> Operation:
+        return self._subject.operation("withdraw", self.id, None, self._nonce, 0)
+
+    def _leave_queue(self) -> Plan[None]:
+        """Leave the queue of the store before the caller learns that its time is over."""
+        if self._queued:
+            try:
+                yield from self._subject.ask(self._withdrawal(), 1)
+                self._queued = False
+            except StoreUnavailable:
+                pass  # in the background, then
+
     def _withdraw(self) -> None:
         """Give up the request: leave the queue, and give back what may have been granted."""
         if self._queued or self._unconfirmed:
-            self._repeat(self._subject.operation("withdraw", self.id, None, self._nonce, 0))
+            self._repeat(self._withdrawal())
 
     def _repeat(self, operation: Operation) -> None:
         """Send *operation* in the background until the store answers, for as long as the hold could last."""
