@@ -225,7 +225,6 @@ REGION = [
     ("home is told of less than the region keeps", "stock.acked_seq, stock.out, stock.returned", "stock.acked_seq, max(stock.out - 1, 0), stock.returned"),
     ("the reply to an old fetch is taken", " or sent_at == 0 or deposit.seq != stock.seq:", " or sent_at == 0:"),
     ("a reply is taken twice", "        stock.sent_at = 0\n        ledger._open", "        ledger._open"),
-    ("refill counts twice when the stock grows", "        ledger.free, ledger.at = min(free, ledger._top(effective, effective.capacity_units)), now\n", "        ledger.free = min(free, ledger._top(effective, effective.capacity_units))\n"),
     ("a stock outlives home's", "sent_at + STOCK_TTL - STOCK_TTL // 1000 - STOCK_ENDS_EARLY", "sent_at + STOCK_TTL"),
     ("a stock lasts from its arrival", "sent_at + STOCK_TTL - STOCK_TTL // 1000 - STOCK_ENDS_EARLY", "now + STOCK_TTL"),
     ("a lease outlives the stock", "            lasts = min(lasts, max(stock.ends - now, 1))\n", "            pass\n"),
@@ -245,6 +244,7 @@ REGION = [
 ]  # fmt: skip
 
 MUTANTS += [Mutant(f"region: {name}", "stock.py", old, new, REGIONS) for name, old, new in REGION]
+MUTANTS += [Mutant("region: refill counts twice when the stock grows", "stock.py", "        ledger.free, ledger.at = min(free, ledger._top(effective, effective.capacity_units)), now\n", "        ledger.free = min(free, ledger._top(effective, effective.capacity_units))\n", REGION_TWINS)]  # fmt: skip
 
 REGION_LUA = [
     ("the reply to an old fetch is taken", "sent_at == 0 or d.seq ~= k.seq then", "sent_at == 0 then"),
