@@ -26,7 +26,7 @@ pytest.register_assert_rewrite("tests.support.scenario")
 # The same examples on every run, so that a red build is always about the change: `quick` is what `make check` runs.
 # `pytest --hypothesis-profile=explore` looks further.
 hypothesis.settings.register_profile("quick", deadline=None, derandomize=True, database=None, max_examples=8)
-hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None, max_examples=60)
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None, max_examples=40)
 hypothesis.settings.register_profile("explore", deadline=None, database=None, max_examples=1_000, print_blob=True)
 hypothesis.settings.load_profile("steady")
 

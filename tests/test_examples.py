@@ -34,6 +34,7 @@ WITH_REDIS = ("concurrency", "crawler", "hybrid", "regions", "shared_through_red
 NEED_REDIS = [example for example in EXAMPLES if example.stem in WITH_REDIS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", NEED_REDIS, ids=lambda path: path.stem)
 def test_without_redis(example: Path, tmp_path: Path) -> None:
     """An example that needs a Redis says so, without a traceback."""

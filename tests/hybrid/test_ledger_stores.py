@@ -87,7 +87,7 @@ def shared_ledgers(tmp_path: Path) -> Ledgers:
     return Ledgers(leases, clock, lambda key: _thaw(leases._read(key[:2])[key], 0)[0])
 
 
-@pytest.fixture(params=["postgres_ledgers", "shared_ledgers"])
+@pytest.fixture(params=[pytest.param("postgres_ledgers", marks=pytest.mark.server), "shared_ledgers"])
 def ledgers(request: pytest.FixtureRequest) -> Ledgers:
     found: Ledgers = request.getfixturevalue(request.param)
     return found

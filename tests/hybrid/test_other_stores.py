@@ -193,6 +193,7 @@ def test_lost_data(opened: OpenStore) -> None:
     limiter.close()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("herd")
 def test_processes(opened: OpenStore) -> None:
     """Four processes at three times the rate, one killed and one stopped for a while: never one too many."""
@@ -230,6 +231,7 @@ OUTAGES: dict[str, tuple[str, Callable[[OpenStore], AbstractContextManager[None]
 ROWS = [pytest.param(name, marks=[pytest.mark.server] * (name != "locked")) for name in OUTAGES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage", ROWS)
 def test_outages(outage: str, open_stores: OpenStores) -> None:
     """The policy answers until the store is back, and then the store does."""

@@ -248,6 +248,7 @@ def test_a_compiled_build_joins_a_locked_file(directory: Path, monkeypatch: pyte
 # ----------------------------------------------------------------------------------------------- files that disappear
 
 
+@pytest.mark.slow
 def test_a_file_that_was_removed_is_made_anew(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Noticed within about a second, and logged once."""
     limiter = limiter_at(directory)
