@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from headgate.errors import InvalidKey, InvalidPermits, PermitsExceedLimit, Slot
 from headgate.stores import RedisStore
 from headgate.testing import ManualClock
 from tests.booking.model import Model, check_law
-from tests.support.callers import Callers
+from tests.support.callers import Callers, in_threads
 from tests.support.clocks import until
 from tests.support.proxy import FaultyProxy
 from tests.support.quotas import BUCKETS, WINDOWS
@@ -382,6 +383,23 @@ def test_bookings_at_once(callers: Callers) -> None:
     limiter = callers.limiter("10/second burst 1", clock=clock)
     made = [slot.delay for slot in callers.at_once(limiter.book, 64, "k")]
     assert sorted(made) == [number / 10 for number in range(64)]
+
+
+def test_first_bookings_of_threads() -> None:
+    """Threads that book first at the same moment, beside checks, share the slots; nothing is lost or spent twice."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            limiter = Limiter("1000/3650d")
+
+            def work(limiter: Limiter = limiter) -> int:
+                limiter.book("k")
+                return 1 + bool(limiter.try_acquire("k")) + bool(limiter.try_acquire("k", floor=0.1))
+
+            assert 1000 - sum(in_threads(8, work)) == limiter.peek("k", 0).remaining
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_cancelled_task(redis_server: Server) -> None:

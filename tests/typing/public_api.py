@@ -11,7 +11,17 @@ import redis
 import redis.asyncio
 import requests
 
-from headgate import AsyncBudget, AsyncHybridLimiter, AsyncLimiter, Budget, Decision, HybridLimiter, Limiter, Quota
+from headgate import (
+    AsyncBudget,
+    AsyncHybridLimiter,
+    AsyncLimiter,
+    Budget,
+    Decision,
+    HybridLimiter,
+    Limiter,
+    Quota,
+    Slot,
+)
 from headgate.clients.aiohttp import PoolMiddleware
 from headgate.clients.httpx import AsyncPoolTransport, PoolTransport
 from headgate.clients.llm import AsyncBudgetTransport, BudgetTransport
@@ -157,6 +167,10 @@ def mistakes(limiter: Limiter) -> None:
     HybridLimiter("5/minute", on_store_error="fail")  # type: ignore[arg-type]
     HybridLimiter("5/minute", accuracy="hi")  # type: ignore[arg-type]
     limiter.try_acquire(5)  # type: ignore[arg-type]
+    limiter.try_acquire("k", floor="0.2")  # type: ignore[arg-type]
+    slot: Slot = limiter.book("k", id="job", permits=1, within=900.0, grace=10.0)
+    given_up: bool = slot.cancel() and limiter.cancel_slot("k", "job")
+    limiter.book("k", with_in=5, id=str(given_up))  # type: ignore[call-arg]
     Limiter("5/minute", store=redis.Redis())  # type: ignore[arg-type]
     HybridLimiter("5/minute", store=MemoryStore())  # type: ignore[arg-type]
     PoolTransport(limiter, lambda request, member: None)  # type: ignore[arg-type]

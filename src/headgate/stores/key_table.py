@@ -169,12 +169,15 @@ class KeyTable:
 
     def slot_table(self) -> Any:
         """The `SlotTable` of this table."""
-        if self.slots is None:
+        made: Any = self.slots
+        if made is None:
             from headgate.stores.memory_booking import SlotTable  # most limiters need none of it
 
             with self.lock:
-                self.slots = self.slots or SlotTable(self)
-        return self.slots
+                made = self.slots  # another thread may have come first
+                if made is None:
+                    made = self.slots = SlotTable(self)
+        return made
 
     def store_health(self) -> StoreHealth:
         return StoreHealth("closed")  # memory is never down
