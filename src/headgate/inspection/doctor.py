@@ -1,7 +1,7 @@
 """Whether a store is fit for limits: what it says of itself, and what can be tried.
 
 Every finding is one of ok, warning, problem and unknown. Clouds hide settings, and then "unknown" is the result. Rights
-are tried with a limiter and a semaphore of the doctor's own, whose keys are deleted in the end.
+are tried with a limiter and a semaphore of the doctor's own, whose keys are deleted in the end or expire in an hour.
 """
 
 from __future__ import annotations
