@@ -13,6 +13,7 @@ import asyncio
 import copy
 import functools
 import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
@@ -28,6 +29,7 @@ from headgate.keys import check_key
 from headgate.rule import AlgorithmName, OnStoreError, Quotas, Rule, Start, check_floor, check_permits, check_policy
 from headgate.stores.base import (
     NO_PICKLE,
+    Agree,
     AsyncBackend,
     Backend,
     Health,
@@ -55,14 +57,15 @@ class _OnStore:
         *,
         algorithm: AlgorithmName = "token_bucket",
         start: Start = "clock",
-        store: str | Store = "memory://",
+        store: str | Store | Sequence[str | Store] = "memory://",
+        agree: Agree | None = None,
         name: str = "default",
         on_store_error: OnStoreError = "allow",
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
         self.rule = Rule(quota, algorithm, name, start)
-        self.store, self._owned = open_store(store, clock, options)
+        self.store, self._owned = open_store(store, clock, options, agree)
         self._use(self._open(check_policy(on_store_error)))
         self._clock: Clock = self._backend.clock
         self._waiters = WaiterQueue()
@@ -115,7 +118,8 @@ class Limiter(TryAcquire, _OnStore):
     algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
     start           of fixed windows: clock (they start at multiples of the period), or first (at a key's first call)
     store           a URL (``memory://``, ``shared://name``, ``redis://host:port/db``, ``postgresql://host/db``,
-                    ``headgate://host:port``) or a store object
+                    ``headgate://host:port``) or a store object; or a list of those, with *agree*
+    agree           how several stores decide: first (the first that answers) or majority (docs/several.md)
     name            tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on
                     Redis other quotas under the same name would mix with it, so give each a name of its own
     on_store_error  what to answer when the store cannot: allow, deny, local or raise

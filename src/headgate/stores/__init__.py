@@ -18,6 +18,9 @@ remote.py        one rule of a limiter on a server: its calls ask the server, or
 remote_store.py  what stores on a server share: executors of threads and event loops, health
 remote_joint.py  several limiters in one call to a server
 settings.py      numbers in the URL of a server, and the URL without its passwords
+several.py       SeveralStore: several stores that decide as one
+agreement.py     how they agree: the protocol alone
+polling.py       asks them at the same time
 thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`
 """
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from headgate.stores.postgresql import PostgreSQLStore as PostgreSQLStore
     from headgate.stores.redis import RedisStore as RedisStore
     from headgate.stores.service import ServiceStore as ServiceStore
+    from headgate.stores.several import SeveralStore as SeveralStore
     from headgate.stores.shared import SharedStore as SharedStore
 
 

@@ -18,7 +18,7 @@ import importlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 from headgate.algorithms.booking import Booked, Booking
 from headgate.clock import Clock
@@ -346,6 +346,9 @@ class JointStore(Store, Protocol):
 # ------------------------------------------------------------------------------------------------ stores from URLs
 
 
+Agree = Literal["first", "majority"]  # how several stores decide as one
+
+
 class StoreOptions(TypedDict, total=False):
     """What a limiter hands on to the store that it opens from a URL. A store ignores the options of others."""
 
@@ -391,7 +394,8 @@ _SHARED = StoreClass("headgate.stores.shared", "SharedStore")
 _REDIS = StoreClass("headgate.stores.redis", "RedisStore", "redis")
 _POSTGRESQL = StoreClass("headgate.stores.postgresql", "PostgreSQLStore", "postgresql")
 _SERVICE = StoreClass("headgate.stores.service", "ServiceStore", "redis")
-STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS, _POSTGRESQL, _SERVICE)}
+_SEVERAL = StoreClass("headgate.stores.several", "SeveralStore")
+STORE_CLASSES = {kind.name: kind for kind in (_MEMORY, _SHARED, _REDIS, _POSTGRESQL, _SERVICE, _SEVERAL)}
 
 SCHEMES = {
     "memory://": _MEMORY,
@@ -415,8 +419,20 @@ def scheme_of(url: str) -> str:
     return url.partition("//")[0] + "//" if "//" in url else f"{url:.20}"
 
 
-def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -> tuple[Store, bool]:
-    """The store of a URL, or the one that was handed in; and whether the caller must close it."""
+def open_store(
+    store: str | Store | Sequence[str | Store], clock: Clock | None, options: StoreOptions, agree: Agree | None = None
+) -> tuple[Store, bool]:
+    """The store of a URL, or the one that was handed in, or several as one; and whether the caller must close it."""
+    if isinstance(store, list | tuple):
+        from headgate.stores.several import SeveralStore  # it needs this module
+
+        if agree is None:
+            raise ValueError(
+                "a list of stores needs agree='first' (the first that answers decides) or agree='majority'"
+            )
+        return SeveralStore(store, agree, clock, **options), True
+    if agree is not None:
+        raise ValueError(f"agree={agree!r:.40} is for a list of stores, such as store=['redis://a', 'redis://b']")
     if clock is not None and not callable(getattr(clock, "now", None)):
         raise ValueError(f"clock must have now(), as a ManualClock does, got {type(clock).__name__} {clock!r:.40}")
     if isinstance(store, str):
@@ -432,7 +448,7 @@ def open_store(store: str | Store, clock: Clock | None, options: StoreOptions) -
             f"store is a client, {type(store).__name__}; put a store around it: RedisStore(client), which "
             "you import from headgate.stores"
         )
-    if isinstance(store, type) or not hasattr(store, "open_async"):
+    if isinstance(store, Sequence | type) or not hasattr(store, "open_async"):
         raise ValueError(f"store must be a URL (text) or a store object, got {type(store).__name__}; {_FORMS}")
     if clock is not None or options:
         raise ValueError("clock and store options go to the store itself when you hand one in")
