@@ -332,6 +332,31 @@ def service() -> Iterator[OpenStore]:
             return started
 
         yield OneService(start)
+class ThreeServers(OpenStore):
+    """Three Redis servers of our own that decide by majority."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        super().__init__()
+        self.servers = servers
+
+    def connect(self, callers: Callers, **options: Any) -> dict[str, Any]:
+        return {"store": [server.bare_url for server in self.servers], "agree": "majority", **PATIENT, **options}
+
+    def clear(self) -> None:
+        for server in self.servers:
+            server.flush()
+
+    def count(self) -> int:
+        return max(len(server.names()) for server in self.servers)
+
+
+@contextmanager
+def three_servers() -> Iterator[OpenStore]:
+    with ExitStack() as started:
+        servers = [Server(KINDS[0], port=quiet_port) for _ in range(3)]
+        for server in servers:
+            started.callback(server.stop)
+        yield ThreeServers(servers)
 
 
 STORES = {
@@ -341,6 +366,7 @@ STORES = {
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=False) for kind in KINDS[1:]},
     "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
     "service": Row(service, processes=SERVICE_WHOLE, outages=SERVICE_WHOLE, whole=SERVICE_WHOLE, share=0.3),
+    "majority": Row(three_servers, whole=False),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),
     "sentinels": Row(sentinels, processes=True, whole=False, group="stores-sentinels"),

@@ -15,7 +15,9 @@ a key in place of another starts from what this process has last seen of the key
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from math import ceil
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +29,9 @@ from headgate.stores.remote import LimiterCall
 
 SECOND_TRIES = 3  # for a call that the first store admits and another refuses, perhaps only until a third gives back
 PAUSE = 0.001  # seconds before each, doubled each time
+LOOKS = (0.005, 0.01)  # seconds before each look at two stores of which one seems to have counted too little
+TURN, TURNS = 0.05, 20  # seconds for which a process waits for another to charge a store, and how often
+CHARGES = 12  # attempts to charge a call to a store that missed it
 WINDOW_MARGIN = 0.25  # seconds: what would reach a store so close to the end of its window is left to the end
 
 
@@ -57,6 +62,7 @@ class Poll(NamedTuple):
     key: str
     permits: int
     seconds: float | None
+    keep: frozenset[int] = frozenset()  # stores to which a caller that leaves gives nothing back
 
 
 class Background(NamedTuple):
@@ -138,7 +144,9 @@ class Majority(Agreement):
         self.may_lag = len(backends) - self.needed  # how many stores may have counted too little at a time
         self._by_clock = rule.kind == "fixed_window"  # windows end, and what is given back later is the next window's
         self._comparable = len(rule.quotas) == 1  # a decision tells of one quota
-        self._raising: set[tuple[int, str]] = set()  # stores and keys
+        self._failures = [0] * len(backends)
+        self._seen_level: dict[tuple[int, str], int] = {}  # of a store and a key: its failures by then
+        self._levelling: set[tuple[int, str]] = set()
 
     def ask(self, call: LimiterCall, seconds: float | None) -> Plan:
         votes: dict[int, Vote] = yield self.poll(call, seconds)
@@ -149,7 +157,8 @@ class Majority(Agreement):
 
     def take(self, key: str, permits: int, seconds: float | None) -> Plan:
         begun, call = monotonic(), LimiterCall("take", key, permits)
-        votes: dict[int, Vote] = yield self.poll(call, seconds)
+        doubtful = frozenset(store for store in self.backends if self._doubtful(store, key))
+        votes: dict[int, Vote] = yield self.poll(call, seconds)._replace(keep=doubtful)
         answers = decisions(votes)
         try:
             for attempt in range(SECOND_TRIES):
@@ -162,35 +171,40 @@ class Majority(Agreement):
                 if left is not None and left <= 0:
                     break
                 yield pause
-                votes |= yield self.poll(call, left, refusing)
+                votes |= yield self.poll(call, left, refusing)._replace(keep=doubtful)
                 answers = decisions(votes)
+        except GeneratorExit:
+            raise  # the event loop is gone, and with it the way to give back
         except BaseException:
-            yield Background(self._give_back(call, votes, begun))
+            yield Background(self._give_back(call, votes, begun, keep=doubtful))
             raise
         enough = len(answers) >= self.needed
         admitted = enough and all(answers.values())
+        ahead = self._ahead(call, answers, admitted) if self._comparable and enough else {}
         if not admitted:
-            yield from self._give_back(call, votes, begun)
-        elif len(answers) < len(votes):
-            yield Background(self._charge_missing(call, votes))
+            yield from self._give_back(call, votes, begun, keep=ahead)
+        for store, vote in votes.items():
+            if isinstance(vote, Failure):
+                self._failures[store] += 1
+                if admitted and not vote.late:
+                    yield Background(self._charge_missing(call, store))
         if not enough:
             raise self.too_few(votes)
-        if self._comparable:
-            for store, remaining in self._ahead(answers, permits, admitted):
-                if (store, key) not in self._raising:
-                    self._raising.add((store, key))
-                    yield Background(self._level(store, key, remaining))
+        for store, right in ahead.items():
+            if (store, key) not in self._levelling:
+                self._levelling.add((store, key))
+                yield Background(self._level(store, right, key))
         return tightest(list(answers.values()))
 
-    def _give_back(self, call: LimiterCall, votes: Mapping[int, Vote], begun: float) -> Plan:
-        """Give back what a call took that was not admitted."""
+    def _give_back(self, call: LimiterCall, votes: Mapping[int, Vote], begun: float, keep: Container[int] = ()) -> Plan:
+        """Give back what a call took that was not admitted, except to the stores that *keep* it."""
         elapsed = monotonic() - begun
         held = []
         for store, vote in votes.items():
             if isinstance(vote, Failure):
                 if vote.late:
                     vote.late.give_back()
-            elif isinstance(vote, Decision) and vote and not self._window_ends(vote, elapsed):
+            elif isinstance(vote, Decision) and vote and store not in keep and not self._window_ends(vote, elapsed):
                 held.append(store)
         if held:
             yield self.poll(call._replace(op="refund"), None, held)
@@ -199,37 +213,109 @@ class Majority(Agreement):
         """Whether what is given back would reach the next window, where it was not taken."""
         return self._by_clock and vote.reset_after < elapsed + WINDOW_MARGIN
 
-    def _charge_missing(self, call: LimiterCall, votes: Mapping[int, Vote]) -> Plan:
-        """Charge an admitted call to the stores that may not have counted it, unless they are known to be down.
+    # ----------------------------------------------------------------------------------------- what stores have missed
 
-        One that did count it has counted it twice then, which is on the safe side.
+    def _charge_missing(self, call: LimiterCall, store: int) -> Plan:
+        """Charge an admitted call to a store that may not have counted it, unless the store is known to be down.
+
+        If it did count it, it has counted it twice then, which is on the safe side.
         """
-        missing = [store for store, vote in votes.items() if isinstance(vote, Failure) and not vote.late]
-        reachable = [store for store in missing if self.backends[store].store_health().state == "closed"]
-        if reachable:
-            yield self.poll(call._replace(op="charge"), None, reachable)
+        rest = amount = call.permits
+        for attempt in range(CHARGES):
+            if self.backends[store].store_health().state != "closed":
+                return
+            made = (yield self.poll(call._replace(permits=amount), None, (store,)))[store]
+            if isinstance(made, Decision) and made:
+                rest -= amount
+                if not rest:
+                    return
+            amount = rest
+            if isinstance(made, Decision) and 0 < made.remaining < rest:
+                amount = made.remaining
+            else:  # it is down, or other calls hold the permits that they will give back
+                yield PAUSE * 2 ** min(attempt, 5)
 
-    def _ahead(self, answers: Mapping[int, Decision], permits: int, admitted: bool) -> Iterator[tuple[int, int]]:
-        """The stores that have more left than they should, each with what should be left.
+    def _ahead(self, call: LimiterCall, answers: Mapping[int, Decision], admitted: bool) -> dict[int, int]:
+        """The stores that may have missed something and have more left than they should, each with one that is right.
 
-        At most `may_lag` of them have counted too little: the most generous of the others is right, or too strict.
+        A store may have missed something for as long as this process has not seen it level with the others since its
+        last failure, and if it does not know a key at all that the others know well. At most `may_lag` stores have: the
+        most generous of the others is right, or too strict. What a refused call has taken from a store that is ahead is
+        not given back: the store had that much too little.
         """
-        left = {store: made.remaining + (permits if made and not admitted else 0) for store, made in answers.items()}
-        true = sorted(left, key=left.__getitem__)[max(len(left) - self.may_lag, 1) - 1]
-        reset = answers[true].reset_after
+        key, given = call.key, call.permits
+        left = {store: made.remaining + (given if made and not admitted else 0) for store, made in answers.items()}
+        right = sorted(left, key=left.__getitem__)[max(len(left) - self.may_lag, 1) - 1]
+        unknown = self.capacity - given if admitted else self.capacity
+        ahead = {}
         for store, remaining in left.items():
-            if remaining <= left[true]:
+            new = remaining == unknown and left[right] < 0.9 * self.capacity - 2
+            if not self._doubtful(store, key) and not new:
                 continue
-            if self._by_clock and (reset < WINDOW_MARGIN or answers[store].reset_after > reset + WINDOW_MARGIN):
-                continue  # another window
-            yield store, left[true]
+            if remaining <= left[right]:
+                self._note_level(store, key)
+            elif not self._other_window(answers[store], answers[right]):
+                ahead[store] = right
+        return ahead
 
-    def _level(self, store: int, key: str, remaining: int) -> Plan:
-        """Charge *store* what the others have counted and it has not, unless that was under way to it all the time."""
+    def _doubtful(self, store: int, key: str) -> bool:
+        """Whether *store* may have missed something of *key*."""
+        return self._seen_level.get((store, key), 0) < self._failures[store]
+
+    def _note_level(self, store: int, key: str) -> None:
+        if len(self._seen_level) >= MAX_DEBTS:
+            self._seen_level.clear()
+        self._seen_level[store, key] = self._failures[store]
+
+    def _other_window(self, one: Decision, other: Decision) -> bool:
+        """Whether the clocks of two stores are in different windows, or will be soon."""
+        ends = (one.reset_after, other.reset_after)
+        return self._by_clock and (min(ends) < WINDOW_MARGIN or abs(ends[0] - ends[1]) > WINDOW_MARGIN)
+
+    def _level(self, store: int, right: int, key: str) -> Plan:
+        """Charge *store* what it has counted less than the store *right*.
+
+        One process at a time does so: what several of them charge at the same time would add up. They take turns by a
+        key of their own, of which one of them takes all permits; one that dies keeps the others waiting for a second.
+        """
+        turn = LimiterCall("take", "level:" + blake2b(key.encode(), digest_size=16).hexdigest(), self.capacity)
+        free = turn._replace(op="reset")
         try:
-            yield from self.raise_to(store, key, remaining)
+            for _ in range(TURNS):
+                votes: dict[int, Vote] = yield self.poll(turn, None, (store,))
+                if isinstance(votes[store], Failure) or votes[store]:
+                    break
+                yield TURN
+            if not isinstance(votes[store], Failure):
+                yield from self._charge_difference(store, right, key)
+                yield self.poll(free, None, (store,))
         finally:
-            self._raising.discard((store, key))
+            self._levelling.discard((store, key))
+
+    def _charge_difference(self, store: int, right: int, key: str) -> Plan:
+        """Look at both, and charge. *store* is asked first: calls under way count against it, not in its favour."""
+        missed, peek = 0, LimiterCall("peek", key, 0)
+        for pause in LOOKS:
+            yield pause
+            begun, failures = monotonic(), self._failures[store]
+            one = (yield self.poll(peek, None, (store,)))[store]
+            other = (yield self.poll(peek, None, (right,)))[right]
+            if isinstance(one, Failure) or isinstance(other, Failure) or self._other_window(one, other):
+                return
+            missed = one.remaining - other.remaining
+            if missed <= 0:
+                break
+            missed += self._refilled(monotonic() - begun)
+        if missed > 0:
+            charge = LimiterCall("charge", key, min(missed, self.capacity))
+            one = (yield self.poll(charge, None, (store,)))[store]
+        if not isinstance(one, Failure) and failures == self._failures[store]:
+            self._note_level(store, key)
+
+    def _refilled(self, seconds: float) -> int:
+        """Permits that came back in so many seconds, at most."""
+        quota = self.rule.quotas[0]
+        return 0 if self._by_clock else ceil(quota.limit * seconds / quota.period)
 
 
 class FirstThatAnswers(Agreement):

@@ -131,6 +131,7 @@ class WorkerCall:
     def __init__(self, poll: Poll, store: int, ended: Callable[[], None]) -> None:
         self.vote: Vote | Exception | None = None
         self._poll = poll
+        self._store = store
         self._backend = poll.backends[store]
         self._ended = ended
         self._unwanted: dict[None, object] = {}  # one entry: what came first, the vote or the order to give back
@@ -152,7 +153,8 @@ class WorkerCall:
             self._refund()
 
     def _refund(self) -> None:
-        if self._poll.op == "take" and not isinstance(self.vote, Failure | Exception) and self.vote:
+        taken = isinstance(self.vote, Decision) and self.vote
+        if self._poll.op == "take" and taken and self._store not in self._poll.keep:
             run(call_store(self._backend, "refund", self._poll.key, self._poll.permits), _ask)
 
 
@@ -290,7 +292,7 @@ class TaskPolls(PollExecutor):
 
     def refund(self, poll: Poll, store: int, task: asyncio.Task[Vote]) -> None:
         """Give back in a task of its own what *task* took."""
-        if poll.op == "take" and not task.cancelled() and not task.exception():
+        if poll.op == "take" and store not in poll.keep and not task.cancelled() and not task.exception():
             vote = task.result()
             if not isinstance(vote, Failure) and vote and not task.get_loop().is_closed():
                 refund = call_store(poll.backends[store], "refund", poll.key, poll.permits)
