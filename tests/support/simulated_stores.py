@@ -203,7 +203,7 @@ class SimulatedPoll:
 
     def refund(self, store: int) -> None:
         vote = self.votes[store]
-        if self.poll.op == "take" and store not in self.poll.keep and isinstance(vote, Decision) and vote:
+        if self.poll.op == "take" and isinstance(vote, Decision) and vote:
             refund = call_store(self.poll.backends[store], "refund", self.poll.key, self.poll.permits)
             self.network.start(refund, lambda _: None)
 

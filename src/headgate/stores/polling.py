@@ -40,9 +40,9 @@ def call_store(backend: Any, op: str, key: str, permits: int) -> Generator[Calla
         if op == "reset":
             vote = yield partial(backend.reset, key)
         elif op == "charge":  # as far as there is room for it
-            vote = yield partial(backend.peek, key, 0)
-            if isinstance(vote, Decision) and vote.remaining:
-                vote = yield partial(backend.try_acquire, key, min(permits, vote.remaining))
+            vote = yield partial(backend.try_acquire, key, permits)
+            while isinstance(vote, Decision) and not vote and vote.remaining:
+                vote = yield partial(backend.try_acquire, key, vote.remaining)
         else:
             vote = yield partial(getattr(backend, "try_acquire" if op == "take" else op), key, permits)
     except StoreUnavailable as error:
@@ -131,7 +131,6 @@ class WorkerCall:
     def __init__(self, poll: Poll, store: int, ended: Callable[[], None]) -> None:
         self.vote: Vote | Exception | None = None
         self._poll = poll
-        self._store = store
         self._backend = poll.backends[store]
         self._ended = ended
         self._unwanted: dict[None, object] = {}  # one entry: what came first, the vote or the order to give back
@@ -154,7 +153,7 @@ class WorkerCall:
 
     def _refund(self) -> None:
         taken = isinstance(self.vote, Decision) and self.vote
-        if self._poll.op == "take" and taken and self._store not in self._poll.keep:
+        if self._poll.op == "take" and taken:
             run(call_store(self._backend, "refund", self._poll.key, self._poll.permits), _ask)
 
 
@@ -292,7 +291,7 @@ class TaskPolls(PollExecutor):
 
     def refund(self, poll: Poll, store: int, task: asyncio.Task[Vote]) -> None:
         """Give back in a task of its own what *task* took."""
-        if poll.op == "take" and store not in poll.keep and not task.cancelled() and not task.exception():
+        if poll.op == "take" and not task.cancelled() and not task.exception():
             vote = task.result()
             if not isinstance(vote, Failure) and vote and not task.get_loop().is_closed():
                 refund = call_store(poll.backends[store], "refund", poll.key, poll.permits)

@@ -151,7 +151,7 @@ class SeveralStore:
         healthy = sum(health.healthy for health in seen) >= self.needed
         down = next((health.reason for health in seen if not health.healthy), "ok")
         latency = max((health.latency for health in seen if health.healthy), default=0.0)
-        return Health(healthy, "ok" if healthy else down, tuple(problems), latency)
+        return Health(healthy, "ok" if healthy else down, tuple(problems), latency, role=self.agree)
 
     # ----------------------------------------------------------------------------------------------------- the end
 
