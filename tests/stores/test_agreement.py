@@ -16,7 +16,7 @@ from headgate.stores.remote import LimiterCall
 from tests.support.simulated_stores import Load, Network, SimulatedStore, fleet, single
 
 WALKS = int(os.environ.get("HEADGATE_AGREEMENT_WALKS", "1"))  # of each kind
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "a few callers": {"callers": 8, "pause": 1_000.0},
     "many callers": {"callers": 32, "pause": 2_000.0},
     "calls far apart": {"callers": 32, "pause": 30_000.0},
@@ -107,7 +107,10 @@ class NeverLook(Majority):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("broken", "quota"), [(Voting, "200/second"), (NeverLevel, "100/30d"), (NeverLook, "100/30d")])
+@pytest.mark.parametrize(
+    ("broken", "quota", "pause"),
+    [(Voting, "200/second", 5_000.0), (NeverLevel, "100/30d", 30_000.0), (NeverLook, "100/30d", 30_000.0)],
+)
 def test_the_model_notices(broken: type[Majority], quota: str, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part of the protocol is needed: without it such walks admit too many."""
     rule = Rule(quota)

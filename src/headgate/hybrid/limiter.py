@@ -212,6 +212,11 @@ def _hybrid_store(
     place: tuple[str | LeaseStore | None, str | None, float | None],
 ) -> HybridStore:
     """*store* behind leases, if it can keep them; *place*: home, region and floor."""
+    if isinstance(store, list | tuple) or getattr(store, "kind", "") == "several":
+        raise ValueError(
+            "HybridLimiter leases from one store: the ledgers of several would each lend to processes that the others "
+            "do not know; use Limiter with agree=, or one store that fails over itself, such as redis+sentinel://"
+        )
     home, region, floor = place
     if home is None and (region is not None or floor is not None):
         raise ValueError(

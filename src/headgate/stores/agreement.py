@@ -371,23 +371,29 @@ class FirstThatAnswers(Agreement):
         self._elsewhere: dict[str, int] = {}  # keys about which another store than the first has decided last
 
     def take(self, key: str, permits: int, seconds: float | None) -> Plan:
-        votes: dict[int, Vote] = {}
-        for store, left in self._turns(seconds):
-            failure = None
-            if self._elsewhere.get(key, 0) != store:
-                failure = yield from self._carry_over(store, key, left)
-            votes |= (
-                {store: failure} if failure else (yield self.poll(LimiterCall("take", key, permits), left, (store,)))
-            )
-            made = votes[store]
-            if isinstance(made, Decision):
-                self._note(store, key, made)
-                return made
-        raise self.too_few(votes)
+        return self._spend(LimiterCall("take", key, permits), seconds)
 
     def ask(self, call: LimiterCall, seconds: float | None) -> Plan:
         if call.op == "reset":
-            return (yield from self._reset(call, seconds))
+            return self._reset(call, seconds)
+        return self._spend(call, seconds) if call.op == "charge" else self._tell(call, seconds)
+
+    def _spend(self, call: LimiterCall, seconds: float | None) -> Plan:
+        """Take or charge."""
+        votes: dict[int, Vote] = {}
+        for store, left in self._turns(seconds):
+            failure = None
+            if self._elsewhere.get(call.key, 0) != store:
+                failure = yield from self._carry_over(store, call.key, left)
+            votes |= {store: failure} if failure else (yield self.poll(call, left, (store,)))
+            made = votes[store]
+            if isinstance(made, Decision):
+                self._note(store, call.key, made)
+                return made
+        raise self.too_few(votes)
+
+    def _tell(self, call: LimiterCall, seconds: float | None) -> Plan:
+        """Peek or refund."""
         votes: dict[int, Vote] = {}
         for store, left in self._turns(seconds):
             votes |= yield self.poll(call, left, (store,))
