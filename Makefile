@@ -125,6 +125,8 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_SERVICE_WHOLE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(PYTEST_FLAGS) -k service tests/stores tests/algorithms
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
+	@HEADGATE_AGREEMENT_WALKS=100 HEADGATE_SEVERAL_SECONDS=60 \
+		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/stores/test_agreement.py tests/stores/test_several.py
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m tests.jobs.drain celery
 	@$(BIN)/python -m tests.jobs.drain dramatiq

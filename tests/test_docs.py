@@ -60,6 +60,8 @@ def test_python_runs(page: Path, redis_server: Server, tmp_path: Path, request: 
     blocks = re.findall(r"^```python\n(.+?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     code = STAND_INS + "".join(blocks).replace("redis://localhost:6379/0", redis_server.patient_url)
     code = code.replace("shared://myapp", f"shared://{tmp_path}")
+    if (spare := "redis://spare:6379/0") in code:
+        code = code.replace(spare, request.getfixturevalue("mortal_server").patient_url)
     if (database := "postgresql://app:secret@localhost:5432/app") in code:
         code = code.replace(database, request.getfixturevalue("postgres_server").patient_url)
     if (service := "headgate://:secret@localhost:6380") in code:

@@ -366,7 +366,7 @@ STORES = {
     **{kind: Row(partial(redis_server, kind), processes=True, outages=True, whole=False) for kind in KINDS[1:]},
     "postgresql": Row(postgresql, processes=True, outages=True, share=0.3),
     "service": Row(service, processes=SERVICE_WHOLE, outages=SERVICE_WHOLE, whole=SERVICE_WHOLE, share=0.3),
-    "majority": Row(three_servers, whole=False),
+    "majority": Row(three_servers, whole=False, colours=("sync",)),
     "redis client": Row(partial(redis_server, KINDS[0], ByClient), whole=False),
     "thread pool": Row(partial(redis_server, KINDS[0], InThreadPool), whole=False, colours=("async",)),
     "sentinels": Row(sentinels, processes=True, whole=False, group="stores-sentinels"),

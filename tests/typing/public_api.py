@@ -40,7 +40,7 @@ from headgate.coordination import (
     WaitQueue,
 )
 from headgate.joint import JointCheck, try_acquire_all, try_acquire_all_async
-from headgate.stores import MemoryStore, RedisStore
+from headgate.stores import MemoryStore, RedisStore, SeveralStore
 from headgate.stores.base import JointStore, Store
 from headgate.testing import ManualClock
 
@@ -55,6 +55,7 @@ def stores() -> list[Store]:
         RedisStore(URL, min_connections=2, retries=1, retry_pause=0.01),
         RedisStore(redis.Redis()),
         RedisStore(redis.asyncio.Redis()),
+        SeveralStore([URL, RedisStore(URL)], "first"),
     ]
 
 
@@ -68,6 +69,9 @@ def limiters(store: Store) -> None:
     Limiter("5/minute", store=store, on_store_error="local")
     HybridLimiter("5/minute", store=URL, accuracy="medium", cold="optimistic", max_local_keys=10)
     HybridLimiter("5/minute", store=RedisStore(URL), algorithm="fixed_window", on_store_error="raise")
+    Limiter("5/minute", store=[URL, RedisStore(URL)], agree="majority")
+    Limiter("5/minute", store=[URL, URL], agree="most")  # type: ignore[arg-type]
+    AsyncLimiter("5/minute", store=(URL, store), agree="first", timeout=0.2)
     AsyncLimiter("5/minute", store=MemoryStore())
     AsyncLimiter("5/minute", store=RedisStore(URL), clock=ManualClock())
     AsyncHybridLimiter("5/minute", store=RedisStore(URL))
