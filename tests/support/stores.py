@@ -332,6 +332,8 @@ def service() -> Iterator[OpenStore]:
             return started
 
         yield OneService(start)
+
+
 class ThreeServers(OpenStore):
     """Three Redis servers of our own that decide by majority."""
 
