@@ -1,6 +1,7 @@
-"""headgate doctor and headgate top: whether a store is fit for limits, and what a running service does.
+"""headgate migrate, doctor and top: make the tables of a store, see whether it is fit, and what a service does.
 
-Exit codes of doctor: 0, 3 with a warning, 1 with a problem, 2 for a bad URL; of top: 1 if the service does not answer.
+Exit codes of doctor: 0, 3 with a warning, 1 with a problem, 2 for a bad URL; of top: 1 if the service does not answer;
+of migrate: 1 if the tables cannot be made, 2 for a store that has none.
 """
 
 from __future__ import annotations
@@ -12,12 +13,48 @@ import sys
 import time
 from typing import Any
 
+from headgate.errors import StoreUnavailable
+from headgate.stores.base import SCHEMES, scheme_of
+
 CODES = {"ok": 0, "unknown": 0, "warning": 3, "problem": 1}
 DOCTOR = (
     "Look at a store as a limiter would: does all that it needs work, how fast, is the server set up to keep limits? "
     "Rights are tried with keys of its own. What a server hides is unknown, which is no problem."
 )
+MIGRATE = (
+    "Make the tables and functions of a PostgreSQL store, and replace the functions by those of this headgate. It can "
+    "be run again, and from several hosts at a time. Tables of the same names that are not of headgate, or of another "
+    "version of it, are an error, and are left as they are."
+)
 TOP = "Show the rules of a running service and their rates, until Ctrl-C. With headgate[cli] it has colours."
+
+
+def add_migrate(commands: Any) -> None:
+    parser = commands.add_parser("migrate", help="make the tables of a PostgreSQL store", description=MIGRATE)
+    parser.add_argument("url", metavar="URL", help="postgresql://user:password@host:5432/database")
+    parser.add_argument("--prefix", help="what the names of tables and functions start with (default headgate)")
+    parser.add_argument("--sql", action="store_true", help="print the statements instead of running them")
+    parser.set_defaults(run=migrate)
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """For where a limiter, which makes its tables on first use, may not: run this once as a user that may."""
+    kind = SCHEMES.get(scheme_of(options.url))
+    if kind is None or kind.name != "PostgreSQLStore":
+        print(f"headgate: only a postgresql:// store has tables, got {scheme_of(options.url)!r}", file=sys.stderr)
+        return 2
+    given = {"prefix": options.prefix} if options.prefix is not None else {}
+    try:
+        store: Any = kind.load().from_url(options.url, **given)
+        if options.sql:
+            print(store.schema_sql())
+            return 0
+        store.migrate()
+    except (ValueError, StoreUnavailable) as error:
+        print(f"headgate: {error}", file=sys.stderr)
+        return 1
+    print(f"ready: {store.display_name}, tables {store.url.prefix}_state, {store.url.prefix}_log")
+    return 0
 
 
 def add_doctor(commands: Any) -> None:

@@ -13,8 +13,7 @@ from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
-from headgate.redis.booking import BookingScript
-from headgate.redis.joint import JointScript
+from headgate.redis.joint import BookingScript, JointScript
 from headgate.redis.script import LimiterScript, slot_of, tag_function
 from headgate.redis.servers import ServerFigures
 from headgate.redis.topology import Unreached
