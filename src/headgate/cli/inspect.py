@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from headgate.cli.service import add_json, refuse
 from headgate.errors import StoreUnavailable
 from headgate.stores.base import SCHEMES, scheme_of
 
@@ -41,8 +42,7 @@ def migrate(options: argparse.Namespace) -> int:
     """For where a limiter, which makes its tables on first use, may not: run this once as a user that may."""
     kind = SCHEMES.get(scheme_of(options.url))
     if kind is None or kind.name != "PostgreSQLStore":
-        print(f"headgate: only a postgresql:// store has tables, got {scheme_of(options.url)!r}", file=sys.stderr)
-        return 2
+        return refuse(f"only a postgresql:// store has tables, got {scheme_of(options.url)!r}", 2)
     given = {"prefix": options.prefix} if options.prefix is not None else {}
     try:
         store: Any = kind.load().from_url(options.url, **given)
@@ -51,8 +51,7 @@ def migrate(options: argparse.Namespace) -> int:
             return 0
         store.migrate()
     except (ValueError, StoreUnavailable) as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return 1
+        return refuse(error, 1)
     print(f"ready: {store.display_name}, tables {store.url.prefix}_state, {store.url.prefix}_log")
     return 0
 
@@ -60,7 +59,7 @@ def migrate(options: argparse.Namespace) -> int:
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="whether a store is fit for limits", description=DOCTOR)
     parser.add_argument("url", metavar="URL", help="redis://host:6379/0, postgresql://..., shared://name, ...")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser, "the findings")
     parser.set_defaults(run=doctor)
 
 
@@ -70,8 +69,7 @@ def doctor(options: argparse.Namespace) -> int:
     try:
         found = examine(options.url)
     except ValueError as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return 2
+        return refuse(error, 2)
     if options.json:
         print(json.dumps({"state": worst(found), "findings": [finding._asdict() for finding in found]}, indent=2))
     else:
@@ -93,8 +91,7 @@ def top(options: argparse.Namespace) -> int:
     from headgate.inspection.top import as_lines, headline, rates, read_metrics
 
     if not 0.05 <= options.interval <= 3600:
-        print(f"headgate: --interval must be from 0.05 to 3600 seconds, got {options.interval}", file=sys.stderr)
-        return 2
+        return refuse(f"--interval must be from 0.05 to 3600 seconds, got {options.interval}", 2)
     token = os.environ.get("HEADGATE_TOKEN")  # not an option: the arguments of a process are seen by all users
     show = _screen(options)
     try:
@@ -113,8 +110,7 @@ def top(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     except (OSError, ValueError) as error:
-        print(f"headgate: {options.url}: {error}", file=sys.stderr)
-        return 1
+        return refuse(f"{options.url}: {error}", 1)
 
 
 def _screen(options: argparse.Namespace) -> Any:

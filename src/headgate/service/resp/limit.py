@@ -22,7 +22,7 @@ from headgate.keys import check_key
 from headgate.redis.script import REPLY_SIZE
 from headgate.remote.commands import COMMAND, MAX_CHECKS, OPERATIONS, UNSURE
 from headgate.service.client_limits import ClientLimit
-from headgate.service.resp.replies import MAX_PERMITS, LaterReply, completed
+from headgate.service.resp.replies import MAX_PERMITS, LaterReply, at_once
 from headgate.service.resp.wire import OK, Command, encode, error, parse
 from headgate.service.responses import record, store_unavailable
 from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
@@ -107,7 +107,7 @@ def answer(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
         if found.direct is None:
             return _ask(app, op, check, began)
         if op != "take":
-            return completed(_ask(app, op, check, began))
+            return at_once(_ask(app, op, check, began))
         try:
             made = found.direct.try_acquire(key, permits)
         except StoreUnavailable as reason:
