@@ -23,8 +23,9 @@ with ThreadPoolExecutor(8) as threads:
     print(*threads.map(ask, range(10)), sep="\n")
 print("left:", llm.remaining("tenant:7"))
 
+hold = llm.reserve("tenant:8", requests=1, tokens=500)
 try:
-    with llm.reserve("tenant:8", requests=1, tokens=500) as hold:
+    with hold:
         while True:
             hold.spend(tokens=400)  # a stream that does not end by itself
 except BudgetExceeded as stop:

@@ -85,7 +85,7 @@ async def test_patched_async_object() -> None:
 
 def test_a_subclass_may_have_its_own() -> None:
     class Loud(Limiter):
-        def try_acquire(self, key: str, permits: int = 1):  # type: ignore[no-untyped-def]  # as people write it
+        def try_acquire(self, key: str, permits: int = 1):  # type: ignore[no-untyped-def, override]  # as people write it
             return super().try_acquire(key.upper(), permits)
 
     limiter = Loud("1/hour")

@@ -103,21 +103,17 @@ __all__ = [
 ]
 
 
-_LAZY = {
-    "AsyncBudget": "headgate.budget",
-    "AsyncHybridLimiter": "headgate.hybrid",
-    "Budget": "headgate.budget",
-    "HybridLimiter": "headgate.hybrid",
-}
-
-
 def __getattr__(name: str) -> Any:
     """Import budgets and hybrid limiters on first use, so that other programs do not pay for them."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    if name in ("AsyncBudget", "Budget"):
+        from headgate import budget
 
-    return getattr(import_module(_LAZY[name]), name)
+        return getattr(budget, name)
+    if name in ("AsyncHybridLimiter", "HybridLimiter"):
+        from headgate import hybrid
+
+        return getattr(hybrid, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

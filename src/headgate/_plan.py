@@ -6,7 +6,7 @@ into the plan, which may ask for something more (to give back what it took, say)
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 Request = TypeVar("Request")
@@ -43,3 +43,18 @@ async def arun(plan: Generator[Request, Any, Result], answer: Callable[[Request]
     except StopIteration as done:
         result: Result = done.value
         return result
+
+
+def without_waiting(error: type[Exception], text: str) -> Callable[[Coroutine[Any, Any, Result]], Result]:
+    """A function that runs a coroutine which awaits nothing, without an event loop; *error* if it awaits after all."""
+
+    def completed(work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            work.send(None)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+        work.close()
+        raise error(text)
+
+    return completed

@@ -68,8 +68,7 @@ class BudgetExceeded(HeadgateError):
 
     def __init__(self, key: str, amount: str) -> None:
         super().__init__(key, amount)
-        self.key = key
-        self.amount = amount
+        self.key, self.amount = key, amount
 
     def __str__(self) -> str:
         return f"the budget of {self.key!r} has no more {self.amount}"

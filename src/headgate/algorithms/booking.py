@@ -11,7 +11,7 @@ To cancel gives the permits back only where that is exact:
 - else, if its moment is still to come, the slot goes to the next booking of as many permits that would be later;
 - else it stays spent.
 
-`Slots` has the slots of a key in Python, `LUA` the frame of a script with the same meaning: the tests compare them.
+`KeySlots` has the slots of a key in Python, `LUA` the frame of a script with the same meaning: the tests compare them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SlotRecord(NamedTuple):
     paid: int  # when the first bucket will have paid its debt, in units, as of this booking; -1: it was another's slot
 
 
-class Slots:
+class KeySlots:
     """The slots of one key."""
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """The ``headgate`` command. Its subcommands import the service only when they run.
 
 service.py  the commands of the service: serve, config, token
-migrate.py  headgate migrate: make the tables of a PostgreSQL store
 replay.py   headgate replay and headgate plan: what limits would do, and what new settings change
-inspect.py  headgate doctor and headgate top: whether a store is fit for limits, and what a service does
+inspect.py  headgate migrate, doctor and top: the tables of a store, whether it is fit, and what a service does
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import headgate
-from headgate.cli.inspect import add_doctor, add_top
-from headgate.cli.migrate import add_migrate
+from headgate.cli.inspect import add_doctor, add_migrate, add_top
 from headgate.cli.replay import add_plan, add_replay
 from headgate.cli.service import add_config, add_serve, add_token
 

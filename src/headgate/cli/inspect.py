@@ -1,6 +1,7 @@
-"""headgate doctor and headgate top: whether a store is fit for limits, and what a running service does.
+"""headgate migrate, doctor and top: make the tables of a store, see whether it is fit, and what a service does.
 
-Exit codes of doctor: 0, 3 with a warning, 1 with a problem, 2 for a bad URL; of top: 1 if the service does not answer.
+Exit codes of doctor: 0, 3 with a warning, 1 with a problem, 2 for a bad URL; of top: 1 if the service does not answer;
+of migrate: 1 if the tables cannot be made, 2 for a store that has none.
 """
 
 from __future__ import annotations
@@ -12,18 +13,53 @@ import sys
 import time
 from typing import Any
 
+from headgate.cli.service import add_json, refuse
+from headgate.errors import StoreUnavailable
+from headgate.stores.base import SCHEMES, scheme_of
+
 CODES = {"ok": 0, "unknown": 0, "warning": 3, "problem": 1}
 DOCTOR = (
     "Look at a store as a limiter would: does all that it needs work, how fast, is the server set up to keep limits? "
     "Rights are tried with keys of its own. What a server hides is unknown, which is no problem."
 )
+MIGRATE = (
+    "Make the tables and functions of a PostgreSQL store, and replace the functions by those of this headgate. It can "
+    "be run again, and from several hosts at a time. Tables of the same names that are not of headgate, or of another "
+    "version of it, are an error, and are left as they are."
+)
 TOP = "Show the rules of a running service and their rates, until Ctrl-C. With headgate[cli] it has colours."
+
+
+def add_migrate(commands: Any) -> None:
+    parser = commands.add_parser("migrate", help="make the tables of a PostgreSQL store", description=MIGRATE)
+    parser.add_argument("url", metavar="URL", help="postgresql://user:password@host:5432/database")
+    parser.add_argument("--prefix", help="what the names of tables and functions start with (default headgate)")
+    parser.add_argument("--sql", action="store_true", help="print the statements instead of running them")
+    parser.set_defaults(run=migrate)
+
+
+def migrate(options: argparse.Namespace) -> int:
+    """For where a limiter, which makes its tables on first use, may not: run this once as a user that may."""
+    kind = SCHEMES.get(scheme_of(options.url))
+    if kind is None or kind.name != "PostgreSQLStore":
+        return refuse(f"only a postgresql:// store has tables, got {scheme_of(options.url)!r}", 2)
+    given = {"prefix": options.prefix} if options.prefix is not None else {}
+    try:
+        store: Any = kind.load().from_url(options.url, **given)
+        if options.sql:
+            print(store.schema_sql())
+            return 0
+        store.migrate()
+    except (ValueError, StoreUnavailable) as error:
+        return refuse(error, 1)
+    print(f"ready: {store.display_name}, tables {store.url.prefix}_state, {store.url.prefix}_log")
+    return 0
 
 
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="whether a store is fit for limits", description=DOCTOR)
     parser.add_argument("url", metavar="URL", help="redis://host:6379/0, postgresql://..., shared://name, ...")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser, "the findings")
     parser.set_defaults(run=doctor)
 
 
@@ -33,8 +69,7 @@ def doctor(options: argparse.Namespace) -> int:
     try:
         found = examine(options.url)
     except ValueError as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return 2
+        return refuse(error, 2)
     if options.json:
         print(json.dumps({"state": worst(found), "findings": [finding._asdict() for finding in found]}, indent=2))
     else:
@@ -56,8 +91,7 @@ def top(options: argparse.Namespace) -> int:
     from headgate.inspection.top import as_lines, headline, rates, read_metrics
 
     if not 0.05 <= options.interval <= 3600:
-        print(f"headgate: --interval must be from 0.05 to 3600 seconds, got {options.interval}", file=sys.stderr)
-        return 2
+        return refuse(f"--interval must be from 0.05 to 3600 seconds, got {options.interval}", 2)
     token = os.environ.get("HEADGATE_TOKEN")  # not an option: the arguments of a process are seen by all users
     show = _screen(options)
     try:
@@ -76,8 +110,7 @@ def top(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 0
     except (OSError, ValueError) as error:
-        print(f"headgate: {options.url}: {error}", file=sys.stderr)
-        return 1
+        return refuse(f"{options.url}: {error}", 1)
 
 
 def _screen(options: argparse.Namespace) -> Any:

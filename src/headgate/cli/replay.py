@@ -9,9 +9,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headgate.cli.service import BAD_SETTINGS
+from headgate.cli.service import BAD_SETTINGS, add_json, refuse
+
+if TYPE_CHECKING:
+    from headgate.replay.rules import ReplayRule
 
 CONDITION_HOLDS = 3
 REPLAY = (
@@ -22,6 +25,15 @@ PLAN = (
     "Compare two settings files: which rules become tighter or looser, or count by another key. Exit code 3 if a rule "
     "is tighter, counts by another key or is gone."
 )
+
+
+class Asked(NamedTuple):
+    """What `headgate replay` is to try: a limit, the limit of today, the share of keys of --suggest."""
+
+    new: ReplayRule | None
+    old: ReplayRule | None
+    share: float | None
+    algorithm: str
 
 
 def add_replay(commands: Any) -> None:
@@ -42,54 +54,35 @@ def add_replay(commands: Any) -> None:
         const="1%",
         help="the least quota that refuses so many keys (default 1%%)",
     )
-    parser.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help="such as 'denied > 0.1%%'")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the report as a page with a picture")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="write the picture alone")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help="such as 'denied > 0.1%%'")
+    add_json(parser, "the report")
     parser.set_defaults(run=replay)
 
 
 def replay(options: argparse.Namespace) -> int:
+    try:
+        asked = _asked(options)
+    except ValueError as error:
+        return refuse(error, BAD_SETTINGS)
     from headgate.quota import Quota
     from headgate.replay.decide import replay as decide_all
     from headgate.replay.logs import BadLog, LineReader
     from headgate.replay.picture import as_html, as_svg
-    from headgate.replay.report import as_text, check_condition, holds, report
-    from headgate.replay.rules import rule_of_file, rule_of_quotas, rule_of_text
+    from headgate.replay.report import as_text, holds, report
     from headgate.replay.suggest import suggest
     from headgate.replay.traffic import read_traffic
-    from headgate.rule import check_algorithm
 
-    try:
-        if options.quota and options.config:
-            raise ValueError("give --quota or --config, not both")
-        if not (options.quota or options.config or options.suggest):
-            raise ValueError("say what to try: --quota '100/minute', --config FILE or --suggest")
-        algorithm = check_algorithm(options.algorithm)
-        rule = rule_of_file(Path(options.config), options.rule) if options.config else None
-        rule = rule_of_quotas(options.quota, algorithm) if options.quota else rule
-        old = rule_of_text(options.against, options.rule, algorithm) if options.against else None
-        share = None if options.suggest is None else _share(options.suggest)
-        if rule is None and (options.fail_if or options.html or options.svg or old):
-            raise ValueError("--against, --fail-if, --html and --svg need a limit: --quota or --config")
-        for condition in options.fail_if:
-            check_condition(condition)
-            if "new_denied" in condition and old is None:
-                raise ValueError("new_denied needs --against: what the old limit refused")
-    except ValueError as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return BAD_SETTINGS
     try:
         traffic = read_traffic(options.logs, LineReader(options.format, options.key, options.time), _show_progress())
     except (BadLog, OSError, EOFError) as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return 1
+        return refuse(error, 1)
     if not len(traffic):
-        print("headgate: no line of the log is a request with a time and a key", file=sys.stderr)
-        return 1
+        return refuse("no line of the log is a request with a time and a key", 1)
     given = Quota.parse(options.quota[0]) if options.quota and len(options.quota) == 1 else None
-    suggestions = [] if share is None else suggest(traffic, share, algorithm, given)
-    new_outcome, old_outcome = (None if each is None else decide_all(traffic, each) for each in (rule, old))
+    suggestions = [] if asked.share is None else suggest(traffic, asked.share, asked.algorithm, given)
+    new_outcome, old_outcome = (None if each is None else decide_all(traffic, each) for each in (asked.new, asked.old))
     found = report(traffic, new_outcome, old_outcome, suggestions)
     if options.svg:
         options.svg.write_text(as_svg(found), encoding="utf-8")
@@ -100,6 +93,30 @@ def replay(options: argparse.Namespace) -> int:
     for condition in failed:
         print(f"headgate: {condition} holds", file=sys.stderr)
     return CONDITION_HOLDS if failed else 0
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    """The limits that the options name; raises ValueError for options that do not go together."""
+    from headgate.replay.report import check_condition
+    from headgate.replay.rules import rule_of_file, rule_of_quotas, rule_of_text
+    from headgate.rule import check_algorithm
+
+    if options.quota and options.config:
+        raise ValueError("give --quota or --config, not both")
+    if not (options.quota or options.config or options.suggest):
+        raise ValueError("say what to try: --quota '100/minute', --config FILE or --suggest")
+    algorithm = check_algorithm(options.algorithm)
+    new = rule_of_file(Path(options.config), options.rule) if options.config else None
+    new = rule_of_quotas(options.quota, algorithm) if options.quota else new
+    old = rule_of_text(options.against, options.rule, algorithm) if options.against else None
+    share = None if options.suggest is None else _share(options.suggest)
+    if new is None and (options.fail_if or options.html or options.svg or old):
+        raise ValueError("--against, --fail-if, --html and --svg need a limit: --quota or --config")
+    for condition in options.fail_if:
+        check_condition(condition)
+        if "new_denied" in condition and old is None:
+            raise ValueError("new_denied needs --against: what the old limit refused")
+    return Asked(new, old, share, algorithm)
 
 
 def _share(text: str) -> float:
@@ -122,7 +139,7 @@ def add_plan(commands: Any) -> None:
     parser = commands.add_parser("plan", help="what new settings change", description=PLAN)
     parser.add_argument("old", metavar="OLD", type=Path, help="the settings file of today")
     parser.add_argument("new", metavar="NEW", type=Path, help="the one to come")
-    parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+    add_json(parser, "the changes")
     parser.set_defaults(run=plan)
 
 
@@ -134,8 +151,7 @@ def plan(options: argparse.Namespace) -> int:
     try:
         found = changes(read_file(options.old), read_file(options.new))
     except (BadFile, ValueError) as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return BAD_SETTINGS
+        return refuse(error, BAD_SETTINGS)
     if options.json:
         print(json.dumps([change.as_dict() for change in found], indent=2))
     else:

@@ -20,6 +20,17 @@ SERVE = (
 )
 
 
+def refuse(reason: object, code: int) -> int:
+    """Say on standard error why a command ends, and return its exit code."""
+    print(f"headgate: {reason}", file=sys.stderr)
+    return code
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Let a command print *what* it has found as JSON."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
 def add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve HTTP", description=SERVE)
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
@@ -57,11 +68,9 @@ def serve(options: argparse.Namespace) -> int:
     try:
         run_service(sources(options.config, given))
     except BadFile as error:
-        print(f"headgate: {error}", file=sys.stderr)
-        return BAD_SETTINGS
+        return refuse(error, BAD_SETTINGS)
     except OSError as error:
-        print(f"headgate: cannot listen on {error}", file=sys.stderr)
-        return 1
+        return refuse(f"cannot listen on {error}", 1)
     return 0
 
 

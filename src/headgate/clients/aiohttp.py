@@ -23,7 +23,7 @@ except ImportError as error:
 
 from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Retries
-from headgate.clients.sender import PooledSender, passed_through
+from headgate.clients.sender import PooledSender, check_pool, passed_through
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import AsyncPool
 
@@ -72,8 +72,7 @@ class PoolMiddleware:
         origins: str | Iterable[str] | None = None,
         learn: Learn | None = None,
     ) -> None:
-        if not isinstance(pool, AsyncPool):
-            raise TypeError(f"pool of PoolMiddleware must be of type AsyncPool, got {type(pool).__name__}")
+        check_pool(self, pool, AsyncPool)
         self._pool = pool
         self._sender = PooledSender(
             authorize, retries, origins, learn, may_be_sent=_may_be_sent, is_failure=_is_failure

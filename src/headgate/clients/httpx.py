@@ -23,7 +23,7 @@ except ImportError as error:
 
 from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Retries
-from headgate.clients.sender import PooledSender
+from headgate.clients.sender import PooledSender, check_pool
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import AsyncPool, Pool
 
@@ -73,9 +73,7 @@ class _PooledTransport(Generic[AnyPool, AnyTransport]):
         origins: str | Iterable[str] | None = None,
         learn: Learn | None = None,
     ) -> None:
-        if not isinstance(pool, self._pool_type):
-            name, expected = type(self).__name__, self._pool_type.__name__
-            raise TypeError(f"pool of {name} must be of type {expected}, got {type(pool).__name__}")
+        check_pool(self, pool, self._pool_type)
         self._pool: AnyPool = pool
         self._sender = PooledSender(
             authorize, retries, origins, learn, may_be_sent=_may_be_sent, is_failure=_is_failure

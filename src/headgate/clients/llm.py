@@ -82,9 +82,10 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         self._inner: AnyTransport | None = transport
 
     def _sender(self, request: Any) -> AnyTransport:
-        if self._inner is None:
-            self._inner = getattr(_library(request), self._transport_name)()
-        return self._inner
+        inner = self._inner
+        if inner is None:
+            inner = self._inner = getattr(_library(request), self._transport_name)()
+        return inner
 
     def _key_of(self, request: httpx.Request) -> Keys:
         return self._key(request) if callable(self._key) else self._key

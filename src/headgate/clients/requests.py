@@ -21,7 +21,7 @@ except ImportError as error:
 
 from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Retries
-from headgate.clients.sender import PooledSender, passed_through
+from headgate.clients.sender import PooledSender, check_pool, passed_through
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import Pool
 
@@ -60,13 +60,12 @@ class PoolAdapter(HTTPAdapter):
         pool: Pool,
         authorize: Authorize,
         *,
-        retries: Retries | None = None,
         origins: str | Iterable[str] | None = None,
+        retries: Retries | None = None,
         learn: Learn | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(pool, Pool):
-            raise TypeError(f"pool of PoolAdapter must be of type Pool, got {type(pool).__name__}")
+        check_pool(self, pool, Pool)
         super().__init__(**options)
         self._members = pool
         self._sender = PooledSender(

@@ -54,6 +54,13 @@ Step = AcquireMember | SendRequest | CloseResponse | float  # a float: sleep tha
 Plan = Generator[Step, Any, Any]
 
 
+def check_pool(client: object, pool: object, expected: type[Pool | AsyncPool]) -> None:
+    """Raise if *pool* is not of the type that *client* takes."""
+    if not isinstance(pool, expected):
+        name = type(client).__name__
+        raise TypeError(f"pool of {name} must be of type {expected.__name__}, got {type(pool).__name__}")
+
+
 class PooledSender:
     """Sends requests of any HTTP library with members of a pool.
 

@@ -8,7 +8,7 @@ twin with the same methods, awaited. See docs/coordination.md.
 lock.py              Lock: acquire, release, fence
 acquisition.py       one acquisition of a lock or semaphore: its renewal, its end, its loss; which thread has a lock
 semaphore.py         Semaphore: acquire, status
-adaptive.py          Adaptive: what makes the limit of a semaphore grow and shrink
+adaptive.py          Adaptive: what makes the limit of a semaphore grow and shrink, in Lua and in Python
 semaphore_leases.py  one lease of a semaphore, from the request until it is released
 breaker.py           CircuitBreaker: admits calls, and reports how they ended
 active_calls.py      which calls run through a breaker, and which of them the running code is part of

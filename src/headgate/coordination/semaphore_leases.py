@@ -14,10 +14,9 @@ from weakref import WeakValueDictionary
 
 from headgate.clock import MICROSECONDS
 from headgate.coordination.acquisition import Acquisition, Event, HoldTerms
-from headgate.coordination.adaptive import Adaptive
+from headgate.coordination.adaptive import OVERLOADED, Adaptive
 from headgate.coordination.backend import CoordinationBackend
 from headgate.coordination.runner import Plan, Runner
-from headgate.coordination.states.adaptive_limit import OVERLOADED
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, PermitsExceedLimit
 

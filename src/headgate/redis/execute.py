@@ -38,8 +38,8 @@ from redis.exceptions import (
 )
 
 from headgate.redis.script import Script
+from headgate.redis.servers import unlink_prefix
 from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
-from headgate.redis.unlink import unlink_prefix
 from headgate.redis.url import RETRY_PAUSE, Address, RedisURL
 from headgate.stores.breaker import Breaker
 

@@ -1,13 +1,15 @@
-"""Figures of every server that decides: each primary of a Cluster, the primary behind Sentinels, or the only server.
+"""What every server that decides is asked: each primary of a Cluster, the primary behind Sentinels, or the only server.
 
-All servers are asked at the same time, on connections of their own: one that is silent costs its own figures alone,
-and neither waits behind checks nor holds them up.
+For its figures all servers are asked at the same time, on connections of their own: one that is silent costs its own
+figures alone, and neither waits behind checks nor holds them up. The keys of a prefix are removed server by server.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -16,9 +18,11 @@ from redis.exceptions import RedisError
 
 from headgate._plan import arun
 from headgate.redis.health import info_fields
-from headgate.redis.script import pack, text
+from headgate.redis.script import pack, slot_of, text
 from headgate.redis.topology import ServerCommand, Topology, deciding_servers
 from headgate.redis.url import Address
+
+_AT_ONCE = 1000  # keys
 
 
 @dataclass(frozen=True)
@@ -67,3 +71,33 @@ async def _ask(address: Address, answer: Answer, deadline: float) -> ServerFigur
     except (RedisError, OSError) as error:
         return ServerFigures(name, False, problem=f"{type(error).__name__}: {error}".rstrip(": "))
     return ServerFigures(name, True, monotonic() - begun, info_fields(text(reply)))
+
+
+def unlink_prefix(topology: Topology, prefix: str, timeout: float) -> Generator[ServerCommand, Any, int]:
+    """Remove every key that starts with *prefix* and a colon; returns how many. *timeout*: seconds for each command.
+
+    It is not one atomic step: a key that is written meanwhile may stay. It takes the keys of a server a thousand at a
+    time, so that the server answers other clients in between.
+    """
+    pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + ":*"
+    yield from topology.discover(0, monotonic() + timeout)
+    count = 0
+    for server in (yield from deciding_servers(topology, monotonic() + timeout)):
+        cursor = "0"
+        while True:
+            scan = pack("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE)
+            reply = yield ServerCommand(server, scan, monotonic() + timeout)
+            cursor = text(reply[0])
+            for names in _by_slot(topology, [text(name) for name in reply[1]]):
+                count += int((yield ServerCommand(server, pack("UNLINK", *names), monotonic() + timeout)))
+            if cursor == "0":
+                break
+    return count
+
+
+def _by_slot(topology: Topology, names: list[str]) -> list[list[str]]:
+    """*names* in groups that one command may name."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        groups[slot_of(name) if topology.partitioned else 0].append(name)
+    return list(groups.values())

@@ -37,7 +37,7 @@ Plan = Generator[ServerCommand, Any, Address]
 class Topology(Protocol):
     """What a caller must know of the servers."""
 
-    readiness: bytes  # the command of a probe, where it is not that of Redis
+    readiness: bytes = b""  # the command of a probe, where it is not that of Redis
 
     partitioned: bool  # whether keys lie at different servers
     has_other_servers: bool  # whether `discover` may find another server for a slot whose server is lost
@@ -99,10 +99,9 @@ class Single:
         )
 
 
-class Sentinel:
+class Sentinel(Topology):
     """The primary of a service, as the Sentinels name it; they are asked again whenever it is lost."""
 
-    readiness = b""
     partitioned = False
     has_other_servers = True
 
@@ -150,10 +149,9 @@ class Sentinel:
         raise ConnectionError("the server belongs to a Cluster: use redis+cluster://")
 
 
-class Cluster:
+class Cluster(Topology):
     """A map of 16,384 slots. MOVED of a server is believed at once; when a server is lost the map is read again."""
 
-    readiness = b""
     partitioned = True
     has_other_servers = True
 

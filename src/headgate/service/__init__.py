@@ -16,11 +16,9 @@ forwarded.py             what a proxy says of that request: parts of a key
 paced.py                 waits on a leaky bucket: evenly spaced answers
 batch.py                 many checks in one request
 request.py               query string and body, parsed strictly
-resolve.py               from a request to its rule and key; `headgate.web.client_ip` finds the client's address
+resolve.py               from a request to its rule and key, and what every rule has: parts of its key, counters
 rules.py                 rules ready to decide
-keyed_rule.py            what every rule has: parts of its key, exempt clients, counters
 concurrency_rules.py     rules that limit concurrency: slots on lease
-client_commands.py       calls of limiters in other processes, over HTTP
 client_limits.py         limits whose rules clients bring along
 hybrid_rules.py          the limiters of hybrid rules: kept across reloads, counted, given back
 responses.py             from a decision to the counters, and to the response with its headers

@@ -19,7 +19,6 @@ from headgate.service import (
     batch,
     bookings,
     checks,
-    client_commands,
     envoy_json,
     events,
     forward,
@@ -49,6 +48,7 @@ from headgate.service.reloads import Reloads
 from headgate.service.reports import make_report
 from headgate.service.request import BodyReader
 from headgate.service.resolve import RequestClientIP
+from headgate.service.resp.limit import post_commands
 from headgate.service.responses import Delivery
 from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope, check_framing, request_id_of
 from headgate.service.rule_minutes import RuleMinutes, this_minute
@@ -85,7 +85,7 @@ ROUTES: dict[str, dict[str, Handler]] = {
     f"{API}/reset": {"DELETE": checks.reset},
     f"{API}/check/batch": {"POST": batch.batch},
     f"{API}/book": {"POST": bookings.book, "DELETE": bookings.cancel},
-    f"{API}/commands": {"POST": client_commands.post},
+    f"{API}/commands": {"POST": post_commands},
     f"{API}/acquire": {"POST": slots.acquire},
     f"{API}/renew": {"POST": slots.renew},
     f"{API}/release": {"POST": slots.release, "DELETE": slots.release},

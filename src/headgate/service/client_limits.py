@@ -15,7 +15,7 @@ from headgate.keys import MAX_BYTES, digest
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.remote.commands import parse_rule
 from headgate.rule import Rule
-from headgate.service.keyed_rule import KeyedRule
+from headgate.service.resolve import KeyedRule
 from headgate.service.settings import CLIENT_RULE, RuleSettings
 from headgate.stores.base import is_in_process, is_per_process
 from headgate.stores.memory import MemoryStore

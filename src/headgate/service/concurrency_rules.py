@@ -21,8 +21,8 @@ from headgate.coordination.backend import CoordinationBackend, MemoryStates, ope
 from headgate.coordination.states.machine import Operation, Reply
 from headgate.coordination.states.semaphore import SEMAPHORE
 from headgate.errors import StoreUnavailable
-from headgate.service.keyed_rule import KeyedRule
 from headgate.service.lease_settings import DEFAULT_LEASE
+from headgate.service.resolve import KeyedRule
 from headgate.service.settings import RuleSettings, Settings
 from headgate.stores.base import StateStore, Store, StoreHealth, kind_of
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headgate.service.files import LastGoodConfig
-from headgate.service.keyed_rule import KeyedRule
+from headgate.service.resolve import KeyedRule
 from headgate.service.rsgi import Scope
 from headgate.stores.base import StoreHealth
 

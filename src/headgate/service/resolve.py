@@ -1,23 +1,71 @@
-"""From a request to the rule and the key that it is about."""
+"""From a request to the rule and the key that it is about; `KeyedRule` is what every rule has, whatever it limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
-from headgate.service.concurrency_rules import ConcurrencyRule
 from headgate.service.forwarded import PARTS, forwarded_part
-from headgate.service.keyed_rule import KeyedRule
 from headgate.service.rsgi import HTTPError, RequestHeaders, Scope
-from headgate.service.rules import CompiledRule
-from headgate.web.client_ip import ClientIP, IPAddress
+from headgate.service.settings import RuleSettings
+from headgate.service.shared_counters import KINDS, SLOT_WORDS, TIMING_WORDS
+from headgate.web.client_ip import ClientIP, IPAddress, IPNetwork, in_networks, parse_network
 
 if TYPE_CHECKING:
     from headgate.service.app import State
+    from headgate.service.concurrency_rules import ConcurrencyRule
+    from headgate.service.rules import CompiledRule
 
-AnyRule = TypeVar("AnyRule", CompiledRule, ConcurrencyRule)
+AnyRule = TypeVar("AnyRule", "CompiledRule", "ConcurrencyRule")
+
+
+class KeyedRule:
+    """A rule as a request meets it; *slot* is that of its counters, *kind* the algorithm, or `concurrency`."""
+
+    __slots__ = (
+        "exempt_keys",
+        "exempt_networks",
+        "json_end",
+        "key_only",
+        "key_parts",
+        "label",
+        "name",
+        "on_store_error",
+        "shadow",
+        "slot",
+        "timing",
+    )
+
+    def __init__(self, name: str, kind: str, settings: RuleSettings, slot: int) -> None:
+        self.name = name
+        self.label = kind.upper()
+        self.on_store_error = settings.on_store_error
+        self.shadow = settings.shadow
+        self.json_end = "}" if name == "default" else f',"rule":"{name}"}}'
+        self.key_parts = None if settings.key == ["key"] else [part.lower() for part in settings.key]
+        networks = [found for text in settings.exempt if (found := _network(text))]
+        self.exempt_networks: Sequence[IPNetwork] | None = networks or None
+        self.exempt_keys = frozenset(settings.exempt) or None
+        self.key_only = self.key_parts is None and self.exempt_keys is None  # the key alone decides
+        self.slot = slot * SLOT_WORDS
+        # where the times of denied checks begin; those of allowed checks follow
+        self.timing = 2 * KINDS.index(kind) * TIMING_WORDS
+
+    def is_exempt(self, key: str, address: Callable[[], IPAddress | None]) -> bool:
+        """Whether *key*, or the client that sends it, is always allowed."""
+        if self.exempt_keys is not None and key in self.exempt_keys:
+            return True
+        client = address() if self.exempt_networks is not None else None
+        return client is not None and in_networks(client, self.exempt_networks or ())
+
+
+def _network(text: str) -> IPNetwork | None:
+    try:
+        return parse_network(text)
+    except ValueError:
+        return None  # a key
 
 
 def is_unreadable(headers: RequestHeaders, name: str) -> bool:

@@ -17,8 +17,8 @@ from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import check_algorithm
 from headgate.service.concurrency_rules import ACQUIRE, ConcurrencyRule, open_slots
 from headgate.service.hybrid_rules import HybridLimiters
-from headgate.service.keyed_rule import KeyedRule
 from headgate.service.lease_settings import LEASED, accuracy_of
+from headgate.service.resolve import KeyedRule
 from headgate.service.rsgi import HTTPError
 from headgate.service.settings import Quotas, RuleSettings, Settings, quota_overrides, quotas_for, resolve_plan
 from headgate.service.shared_counters import SharedCounters

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from headgate.algorithms.all_of import AllOf
-from headgate.algorithms.booking import BOOKED, DENIED, Booked, Booking, Slots
+from headgate.algorithms.booking import BOOKED, DENIED, Booked, Booking, KeySlots
 from headgate.algorithms.bucket import Bucket
 from headgate.clock import EPOCH
 from headgate.decision import Decision, decision
@@ -27,7 +27,7 @@ class SlotTable:
         self.several = isinstance(algorithm, AllOf)
         self.parts: list[Bucket] = algorithm.parts if self.several else [algorithm]
         self.epoch = EPOCH if table.store.clock is None and not table.epoch else 0  # from the table's time to ours
-        self.keys: dict[str, Slots] = {}
+        self.keys: dict[str, KeySlots] = {}
         self.ends: list[tuple[int, str, str]] = []  # a heap: when a slot is over, its key and id
 
     def book(self, asked: Booking) -> Booked:
@@ -37,7 +37,7 @@ class SlotTable:
             while True:
                 now = table.now()
                 self._drop_expired(now)
-                before, slots = table.states.get(asked.key), self.keys.get(asked.key) or Slots()
+                before, slots = table.states.get(asked.key), self.keys.get(asked.key) or KeySlots()
                 if before is None and not slots.find(asked.id, now) and table.is_full() and not table.make_room():
                     return self._denied(now, now, table.refuse(asked.permits))
                 made = slots.book(self.parts, self._states(before), now, asked, self._save(asked.key, before))

@@ -17,7 +17,6 @@ from headgate.postgresql.connection import PostgresConnection, ServerError, Wait
 from headgate.postgresql.statements import JointStatements
 from headgate.postgresql.sync_client import PostgresThreads, wait_for
 from headgate.postgresql.url import PostgresOptions, parse_url
-from headgate.rule import Rule
 from headgate.stores.base import Health, StoreOptions
 from headgate.stores.batching import ServerTimeout
 from headgate.stores.remote_joint import JointScripts
@@ -48,7 +47,7 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
     """
 
     kind = "postgresql"
-    partitioned = False
+    backends = (PostgresBackend, AsyncPostgresBackend)
 
     def __init__(
         self, url: str, *, hash_keys: bool = False, clock: Clock | None = None, **options: Unpack[PostgresOptions]
@@ -72,18 +71,6 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
 
     def __repr__(self) -> str:
         return f"<PostgreSQLStore: {self._server_name()}>"
-
-    def open(self, rule: Rule, on_store_error: str = "allow") -> PostgresBackend:
-        """The backend of *rule* for threads."""
-        return PostgresBackend(self, rule, on_store_error)
-
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncPostgresBackend:
-        """The backend of *rule* for asyncio."""
-        return AsyncPostgresBackend(self, rule, on_store_error)
-
-    def partition(self, key: str) -> int:
-        """All keys are in one database."""
-        return 0
 
     def leases(self) -> PostgresLeases:
         """What keeps the leases of `HybridLimiter` here."""

@@ -13,8 +13,7 @@ from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
-from headgate.redis.booking import BookingScript
-from headgate.redis.joint import JointScript
+from headgate.redis.joint import BookingScript, JointScript
 from headgate.redis.script import LimiterScript, slot_of, tag_function
 from headgate.redis.servers import ServerFigures
 from headgate.redis.topology import Unreached
@@ -79,6 +78,7 @@ class RedisStore(RespStore):
     """
 
     kind = "redis"
+    backends = (RedisBackend, AsyncRedisBackend)
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class RedisStore(RespStore):
         **options: Unpack[RedisOptions],
     ) -> None:
         super().__init__(_source(redis, options), "Redis")
-        self.partitioned = self.url is not None and self.url.kind == "cluster"  # keys lie at different servers
+        self.partitioned = self.url is not None and self.url.kind == "cluster"
         self.prefix = _check_prefix(prefix)
         self.hash_keys = check_flag("hash_keys", hash_keys)
         self.clock = clock
@@ -103,15 +103,15 @@ class RedisStore(RespStore):
         options.pop("max_keys", None)
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # max_keys is not there any more
 
-    def open(self, rule: Rule, on_store_error: str = "allow") -> RedisBackend:
-        """The backend of *rule* for threads."""
+    def open(self, rule: Rule, on_store_error: str = "allow") -> RuleForThreads:
+        """The backend of *rule* for threads; raises if the store was given an asyncio client."""
         self._sync_source()
-        return RedisBackend(self, rule, on_store_error)
+        return super().open(rule, on_store_error)
 
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncRedisBackend:
-        """The backend of *rule* for asyncio."""
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> RuleForTasks:
+        """The backend of *rule* for asyncio; raises if the store was given a client for threads."""
         self._async_source()
-        return AsyncRedisBackend(self, rule, on_store_error)
+        return super().open_async(rule, on_store_error)
 
     def partition(self, key: str) -> int:
         """The Cluster slot of a client's key."""

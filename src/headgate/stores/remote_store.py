@@ -9,13 +9,15 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from headgate._lifecycle import renew_after_fork
 from headgate._plan import arun, run
+from headgate.clock import Clock
 from headgate.decision import Decision
+from headgate.rule import Rule
 from headgate.stores.base import NO_PICKLE, Health, StoreCheck
-from headgate.stores.remote import ServerExecutor
+from headgate.stores.remote import RuleForTasks, RuleForThreads, ServerExecutor
 from headgate.stores.remote_joint import JointScripts, take_all
 
 
@@ -35,7 +37,10 @@ Tasks = TypeVar("Tasks", bound=TaskExecutor)
 class StoreOnServer(Generic[Threads, Tasks]):
     """Thread-safe; usable in the child of a fork."""
 
+    clock: Clock | None
     joint_scripts: JointScripts[Any]
+    partitioned = False  # whether keys lie at different servers
+    backends: ClassVar[tuple[type[RuleForThreads], type[RuleForTasks]]]  # those of this store
 
     def __init__(self) -> None:
         self._sync_executor: Threads | None = None
@@ -54,6 +59,18 @@ class StoreOnServer(Generic[Threads, Tasks]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NO_PICKLE)
+
+    def open(self, rule: Rule, on_store_error: str = "allow") -> RuleForThreads:
+        """The backend of *rule* for threads."""
+        return self.backends[0](self, rule, on_store_error)
+
+    def open_async(self, rule: Rule, on_store_error: str = "allow") -> RuleForTasks:
+        """The backend of *rule* for asyncio."""
+        return self.backends[1](self, rule, on_store_error)
+
+    def partition(self, key: str) -> int:
+        """Where the client's key lies; all keys are together unless the store is partitioned."""
+        return 0
 
     def _open_threads(self) -> Threads:
         raise NotImplementedError

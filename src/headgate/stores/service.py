@@ -58,7 +58,7 @@ class ServiceStore(RespStore):
     """
 
     kind = "service"
-    partitioned = False
+    backends = (ServiceBackend, AsyncServiceBackend)
 
     def __init__(
         self, url: str, *, hash_keys: bool = False, clock: Clock | None = None, **options: Unpack[RedisOptions]
@@ -79,15 +79,3 @@ class ServiceStore(RespStore):
         options.pop("max_keys", None)
         options.pop("prefix", None)
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # those are not there any more
-
-    def open(self, rule: Rule, on_store_error: str = "allow") -> ServiceBackend:
-        """The backend of *rule* for threads."""
-        return ServiceBackend(self, rule, on_store_error)
-
-    def open_async(self, rule: Rule, on_store_error: str = "allow") -> AsyncServiceBackend:
-        """The backend of *rule* for asyncio."""
-        return AsyncServiceBackend(self, rule, on_store_error)
-
-    def partition(self, key: str) -> int:
-        """All keys are together."""
-        return 0

@@ -10,9 +10,10 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, Never, TypeVar, Unpack
 
+from headgate._plan import without_waiting
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
@@ -45,17 +46,10 @@ Result = TypeVar("Result")
 AnyLimit = TypeVar("AnyLimit", bound=Limit)
 
 
-def without_loop(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine that awaits nothing, in a thread without an event loop."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        result: Result = done.value
-        return result
-    work.close()
-    raise SetupError(
-        "a key, cost, quota or condition of a limit is an async function; in a plain view it must be plain"
-    )
+# Runs a coroutine in a thread without an event loop.
+without_loop = without_waiting(
+    SetupError, "a key, cost, quota or condition of a limit is an async function; in a plain view it must be plain"
+)
 
 
 class Done(Generic[Result]):

@@ -7,7 +7,6 @@ with the same arguments: the second run changes nothing and gives the same reply
 machine.py         what a state machine is
 lock.py            the holder of a lock, and its fence
 semaphore.py       the leases of a semaphore
-adaptive_limit.py  how the limit of a semaphore grows and shrinks
 breaker.py         the counts and the probes of a circuit breaker
 pool.py            the members, leases and waiting callers of a pool
 member.py          one member of a pool

@@ -12,7 +12,7 @@ claim    is an acquire with a fence, a number that grows with every claim that i
          wait.
 renew    starts the time of the lease again. Replies with 1 or, if there is no such lease, 0; and with used.
 release  ends the lease, or takes *id* out of the queue. Replies with 1 or, if there is no such lease, 0; and with used.
-         *outcome* says how the lease ended, by which an adaptive limit grows or shrinks: see `adaptive_limit`.
+         *outcome* says how the lease ended, by which an adaptive limit grows or shrinks: see `KeptLimit`.
 evict    ends all leases; here *id* is that of this call. Replies with 1 or, if there was none, 0; and with used.
 peek     replies with whether *id* has a lease, used, and the time until the first lease ends (-1: there is none).
 status   replies with used, the number of leases, the number of ids in the queue, and the limit.
@@ -35,7 +35,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from headgate.clock import MICROSECONDS
-from headgate.coordination.states.adaptive_limit import LUA_ADAPT, KeptLimit
+from headgate.coordination.adaptive import LUA_ADAPT, KeptLimit
 from headgate.coordination.states.machine import StateMachine, drop_expired, lua_of_released, remember
 
 RELEASED_TTL = 60 * MICROSECONDS  # how long a released id is remembered

@@ -1,4 +1,6 @@
-"""HEADGATE.LIMIT: calls of limiters whose rules clients bring along. `headgate.remote.commands` has its forms.
+"""HEADGATE.LIMIT: calls of limiters whose rules clients bring along, over the Redis protocol and over HTTP.
+
+`headgate.remote.commands` has its forms.
 
 The numbers of a reply are exact, in microseconds: the client's limiter hands them on as if it had decided itself. Each
 error says what a client must know for its `on_store_error`: MASTERDOWN, the store of the service does not answer and
@@ -7,10 +9,12 @@ nothing was spent; UNSURE, the store may have spent; ERR, the call cannot be mad
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Sequence
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
+import headgate
 from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.joint import JointCheck, try_acquire_all_async
@@ -18,9 +22,11 @@ from headgate.keys import check_key
 from headgate.redis.script import REPLY_SIZE
 from headgate.remote.commands import COMMAND, MAX_CHECKS, OPERATIONS, UNSURE
 from headgate.service.client_limits import ClientLimit
-from headgate.service.resp.replies import MAX_PERMITS, LaterReply, completed
-from headgate.service.resp.wire import OK, Command, error
+from headgate.service.resp.replies import MAX_PERMITS, LaterReply, at_once
+from headgate.service.resp.wire import OK, Command, encode, error, parse
 from headgate.service.responses import record, store_unavailable
+from headgate.service.rsgi import HTTPError, HTTPProtocol, Response, Scope
+from headgate.service.shared_counters import PROBLEMS
 from headgate.stores.remote import RuleOnServer
 
 if TYPE_CHECKING:
@@ -29,8 +35,11 @@ if TYPE_CHECKING:
 
 NEW_LIMIT_CALLS = 32  # calls that take as long as to open a limit
 MAX_CHARGES = 8  # times that a debt is charged anew because others spent first
+MAX_COMMANDS = 128  # of one HTTP request
 ONE = b"*%d\r\n" % REPLY_SIZE  # how the reply about one check begins
 USAGE = f"usage: {COMMAND} {'|'.join(OPERATIONS)} rule key permits, {COMMAND} all rule key permits ..., {COMMAND} ready"
+_NAME = COMMAND.encode()
+_HEADERS = (("content-type", "application/octet-stream"), ("cache-control", "no-store"))
 
 Check = tuple[ClientLimit, str, int]  # key and permits
 
@@ -49,6 +58,45 @@ def limit(connection: RespConnection, words: Command) -> bytes | LaterReply:
     return reply if isinstance(reply, bytes) else LaterReply(None, reply)
 
 
+async def post_commands(app: App, scope: Scope, protocol: HTTPProtocol) -> Response:
+    """POST /api/v1/rate-limit/commands, for `headgate+http://`: a batch of commands, and their replies in order.
+
+    PING, TIME and INFO are there for the client's probes. A body that is no such batch is refused, and nothing of it is
+    done.
+    """
+    app.state.tokens.demand("check", scope.headers)
+    found = parse(await app.bodies.read(scope, protocol))
+    if found.refused or found.rest or not found.commands:
+        why = found.refused or ("the last command is not complete" if found.rest else "there is none")
+        raise HTTPError(400, f"the body must be commands of the Redis protocol: {why}; nothing was spent")
+    if len(found.commands) > MAX_COMMANDS:
+        raise HTTPError(400, f"a request has at most {MAX_COMMANDS} commands, got {len(found.commands)}")
+    async with app.batches:
+        replies = [_answer_over_http(app, words) for words in found.commands]
+        waiting = [reply for reply in replies if not isinstance(reply, bytes)]
+        awaited = iter(await asyncio.gather(*waiting) if waiting else ())
+    parts = [reply if isinstance(reply, bytes) else next(awaited) for reply in replies]
+    return 200, list(_HEADERS), b"".join(parts)
+
+
+def _answer_over_http(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
+    name = words[0].upper()
+    if name == _NAME:
+        try:
+            return answer(app, words)
+        except ValueError as reason:
+            app.gauges[PROBLEMS] += 1
+            return error(str(reason))
+    if name == b"PING":
+        return b"+PONG\r\n"
+    if name == b"TIME":
+        seconds, rest = divmod(time_ns() // 1000, 1_000_000)
+        return encode([str(seconds), str(rest)], 2)
+    if name == b"INFO":
+        return encode(f"headgate_version:{headgate.__version__}\r\nrole:master\r\n", 2)
+    return error(f"only {COMMAND}, PING, TIME and INFO are here; other commands need the port of the Redis protocol")
+
+
 def answer(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
     """The reply to a command, or what has to be awaited for it. Raises ValueError for one that cannot be answered."""
     began = perf_counter_ns()
@@ -59,7 +107,7 @@ def answer(app: App, words: Command) -> bytes | Coroutine[Any, Any, bytes]:
         if found.direct is None:
             return _ask(app, op, check, began)
         if op != "take":
-            return completed(_ask(app, op, check, began))
+            return at_once(_ask(app, op, check, began))
         try:
             made = found.direct.try_acquire(key, permits)
         except StoreUnavailable as reason:

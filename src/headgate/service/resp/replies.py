@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headgate._plan import without_waiting
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
 from headgate.service.resp.wire import Command
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from headgate.service.resp.connection import RespConnection
 
 MAX_PERMITS = 1_000_000_000
+
+# Runs the coroutine of a store that decides in the process.
+at_once = without_waiting(RuntimeError, "a store that decides in the process has waited")
 
 
 class LaterReply(NamedTuple):
@@ -81,17 +85,6 @@ def now_or_later(
     if not in_process:
         return LaterReply(key, reply)
     try:
-        return completed(reply)
+        return at_once(reply)
     except HTTPError as reason:
         return connection.problem(reason.detail)
-
-
-def completed(reply: Coroutine[Any, Any, bytes]) -> bytes:
-    """What a coroutine returns that never waits."""
-    try:
-        reply.send(None)
-    except StopIteration as end:
-        found: bytes = end.value
-        return found
-    reply.close()
-    raise RuntimeError("a store that decides in the process has waited")
