@@ -188,6 +188,7 @@ $(BIN)/python:
 $(TOOLS): $(RECIPE) | $(BIN)/python
 	@echo "== tools for tests, lint, build and benchmark"
 	@$(PIP) install --upgrade --group dev
+	@$(PIP) install --no-deps "arq>=0.26" # it asks for an older redis-py than headgate does, and runs with this one
 	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
 	@touch $@ $(CHECK_TOOLS) $(RUNNABLE)
 
