@@ -1,6 +1,6 @@
 """The ``headgate`` command. Its subcommands import the service only when they run.
 
-service.py  the commands of the service: serve, config, token
+service.py  the commands of the service: serve, config, token; how every command refuses, and its option --json
 replay.py   headgate replay and headgate plan: what limits would do, and what new settings change
 inspect.py  headgate migrate, doctor and top: the tables of a store, whether it is fit, and what a service does
 """
