@@ -1,64 +1,87 @@
 """What a reservation and its settlement take, in memory and on Redis, beside a check of a limiter on the same store.
 
-    python -m benchmarks.budget [redis://localhost:6379/0]
-
-Interleaves rounds of both and prints medians and their ratio; without a URL it starts a Redis of its own.
+One round is `python -m benchmarks.budget TIMES redis://...`, which prints one line of JSON: microseconds.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
-from headgate import COMPILED, Budget, Limiter
-from tests.support.servers import KINDS, Server
+from benchmarks.figures import Bar
+from benchmarks.team import ROOT
 
-ROUNDS = 7
+PAIR, CHECK = "reserve and settle", "check"
+SLICES = 5  # turns of each in a round
+MOST_IN_MEMORY = 3.0  # microseconds, compiled
+MOST_ON_REDIS = 2.5  # times a check: the wire alone is twice
 QUOTA = "900000000/30d"
 
-
-def pairs(store: str) -> Callable[[int], float]:
-    """Microseconds of a reserve and a settle together."""
-    budget = Budget(requests=QUOTA, tokens=QUOTA, store=store, name="benchmark")
-
-    def measure(times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            budget.reserve("tenant:7", requests=1, tokens=5, timeout=1.0).settle(tokens=3)
-        return (time.perf_counter() - begun) / times * 1e6
-
-    return measure
+Times = dict[str, dict[str, float]]  # by store, of PAIR and CHECK
 
 
-def checks(store: str) -> Callable[[int], float]:
-    """Microseconds of a check."""
-    limiter = Limiter(QUOTA, store=store, name="benchmark")
+def contenders(store: str) -> dict[str, Callable[[], object]]:
+    from headgate import Budget, Limiter
 
-    def measure(times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            limiter.try_acquire("tenant:7")
-        return (time.perf_counter() - begun) / times * 1e6
-
-    return measure
+    budget = Budget(requests=QUOTA, tokens=QUOTA, store=store, name="benchmark", on_store_error="raise")
+    limiter = Limiter(QUOTA, store=store, name="benchmark", on_store_error="raise")
+    return {
+        PAIR: lambda: budget.reserve("tenant:7", requests=1, tokens=5, timeout=1.0).settle(tokens=3),
+        CHECK: lambda: limiter.try_acquire("tenant:7"),
+    }
 
 
-def compare(name: str, store: str, times: int) -> None:
-    pair, check = pairs(store), checks(store)
-    pair(times // 5), check(times // 5)  # warm-up
-    rounds = [(pair(times), check(times)) for _ in range(ROUNDS)]
-    taken, checked = median(each[0] for each in rounds), median(each[1] for each in rounds)
-    print(f"{name}: reserve and settle {taken:.1f} us, check {checked:.2f} us, ratio {taken / checked:.2f}")
+def timed(call: Callable[[], object], times: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times * 1e6
+
+
+def one_round(store: str, times: int) -> dict[str, float]:
+    calls = contenders(store)
+    for call in calls.values():
+        timed(call, times // 5)  # warm-up
+    slices = [{name: timed(call, times) for name, call in calls.items()} for _ in range(SLICES)]
+    return {name: median(each[name] for each in slices) for name in calls}
+
+
+def measure(redis: str, times: int, path: str | None) -> Times:
+    """One round in a process of its own, with the headgate at *path*."""
+    places = os.pathsep.join(filter(None, [path, str(ROOT)]))
+    environment = {**os.environ, "PYTHONPATH": places} if path else None
+    command = [sys.executable, "-m", "benchmarks.budget", str(times), f"{redis}?timeout=10"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    found: Times = json.loads(done.stdout)
+    return found
+
+
+def medians(rounds: Sequence[Times]) -> Times:
+    """By what is measured on which store; both stores beside each other."""
+    return {
+        name: {store: median(each[store][name] for each in rounds) for store in rounds[0]} for name in (CHECK, PAIR)
+    }
+
+
+def bars(rounds: Sequence[Times], compiled: bool) -> list[Bar]:
+    taken = median(each["memory"][PAIR] for each in rounds)
+    times = median(each["redis"][PAIR] / each["redis"][CHECK] for each in rounds)
+    made = [Bar("budget, Redis: times a check", f"<= {MOST_ON_REDIS}", f"{times:.2f}", times <= MOST_ON_REDIS)]
+    if compiled:
+        in_time = taken <= MOST_IN_MEMORY
+        made.append(Bar("budget, memory, compiled: microseconds", f"<= {MOST_IN_MEMORY}", f"{taken:.2f}", in_time))
+    return made
+
+
+def main(times: str, redis: str) -> None:
+    in_memory, on_redis = one_round("memory://", 10 * int(times)), one_round(redis, int(times))
+    print(json.dumps({"memory": in_memory, "redis": on_redis}))
 
 
 if __name__ == "__main__":
-    print("compiled" if COMPILED else "plain Python")
-    compare("memory", "memory://", 20_000)
-    if len(sys.argv) > 1:
-        compare("redis", sys.argv[1], 2_000)
-    else:
-        server = Server(KINDS[0])
-        compare("redis", server.bare_url, 2_000)
-        server.stop()
+    main(*sys.argv[1:])

@@ -30,7 +30,7 @@ from benchmarks.workload import QUICK, QUOTA, Scale
 
 JSON = Path("build/bench.json")
 PARTS: tuple[str, ...] = ("memory", "redis", "async", "hybrid", "lock", "size", "service", "resp", "grpc", "web")
-PARTS += ("shared", "postgresql", "remote")
+PARTS += ("shared", "postgresql", "remote", "budget")
 MODULES = {
     "limits": "limits",
     "throttled-py": "throttled",
@@ -382,6 +382,23 @@ def remote(plan: Plan, redis: str, results: Results, progress: Progress, report:
     results.bars += stores.bars(rounds)
 
 
+def budget(plan: Plan, redis: str, results: Results, progress: Progress, report: Report) -> None:
+    """A reservation and its settlement, beside a check of a limiter."""
+    from benchmarks import budget as budgets
+
+    build, path = plan.main_build
+    times = 200 if plan.scale is QUICK else 1000
+    progress.begin("budget", plan.rounds)
+    rounds = []
+    for _ in range(plan.rounds):
+        progress.step("budget")
+        rounds.append(budgets.measure(redis, times, path))
+    progress.end()
+    results.parts["budget"] = rounds
+    report.remote(f"Budget, {budgets.QUOTA}, two amounts, microseconds", budgets.medians(rounds))
+    results.bars += budgets.bars(rounds, build == "compiled")
+
+
 def weigh(worker: str, path: str | None, library: str, algorithm: str, keys: int, progress: Progress) -> dict[str, Any]:
     progress.begin("size", 100)
     with Worker(worker, {"part": "size", "libraries": [library], "keys": keys}, path) as child:
@@ -421,7 +438,7 @@ def run(plan: Plan) -> Results:
         report.say(f"Not installed, so not compared: {', '.join(missing)}")
     if "memory" in plan.parts:
         memory(plan, results, progress, report)
-    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared", "remote"} & set(plan.parts):
+    if {"redis", "async", "hybrid", "lock", "service", "resp", "grpc", "shared", "remote", "budget"} & set(plan.parts):
         from benchmarks.server import running  # memory and size need no Redis client
 
         with running(plan.server) as server:
@@ -444,6 +461,8 @@ def run(plan: Plan) -> Results:
                 shared(plan, server.socket, results, progress, report)
             if "remote" in plan.parts:
                 remote(plan, server.url, results, progress, report)
+            if "budget" in plan.parts:
+                budget(plan, server.url, results, progress, report)
     if "postgresql" in plan.parts:
         postgresql(plan, results, progress, report)
     if "web" in plan.parts:

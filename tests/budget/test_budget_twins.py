@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.budget.records import DONE_TTL, LOST_TTL, MAX_WOKEN, forget_at
-from headgate.budget.state import budget_machine
+from headgate.budget.records import DONE_TTL, LOST_TTL, MAX_WOKEN, buckets_of, forget_at
+from headgate.budget.state import BudgetState, budget_machine
 from headgate.clock import MICROSECONDS
 from headgate.coordination.states.machine import Operation
 from tests.support.servers import Server
@@ -311,6 +311,49 @@ def test_a_clock_that_is_put_back(redis_server: Server) -> None:
         assert twins.step("available", "", spec, "0") == [before + drained]
         twins.clock._now = now
     twins.close()
+
+
+def test_the_short_way() -> None:
+    """A state whose steps are taken the short way where that can be done is as one that knows only the law."""
+    outcomes = set()
+    for seed in range(40):
+        dice, law, short, now = random.Random(seed), BudgetState(), BudgetState(), 1_000 * SECOND
+        live: list[tuple[str, list[str]]] = []
+        for step in range(200):
+            now += dice.choice([0, 1, SECOND // 10, SECOND, 4 * SECOND, dice.choice([SECOND, 11 * SECOND, LOST_TTL])])
+            what, names = dice.choice(["reserve", "reserve", "wait", "settle", "settle", "extend"]), dice.choice(SPECS)
+            if what in ("reserve", "wait"):
+                id, units, ttl = f"id {step}", random_units(dice, names), WAITER if what == "wait" else 0
+                spec, lost = spec_of(names), dice.choice(["charge", "release", "spent"])
+                granted = law.hold(now, id, spec, units, HOLD, "", lost, ttl, "")
+                shortly = short.grant(now, id, spec, buckets_of(spec), units, HOLD, lost)
+                if not shortly:
+                    assert short.hold(now, id, spec, units, HOLD, "", lost, ttl, "") == granted
+                assert granted[0] == 1 or not shortly, "granted without room, or before a waiter"
+                if granted[0]:
+                    live.append((id, names))
+                outcomes.add(("grant", shortly, granted[0]))
+            elif live:
+                id, names = live.pop(dice.randrange(len(live)))
+                units, spec = random_units(dice, names), spec_of(names)
+                if what == "extend":
+                    both = [each.extend(now, id, spec, text(units), HOLD, text(units)) for each in (law, short)]
+                    assert both[0] == both[1]
+                    live.append((id, names))
+                else:
+                    settled = law.finish(now, id, spec, units, "", 0)
+                    shortly = short.settle_granted(now, id, buckets_of(spec), units)
+                    assert settled == (shortly or short.finish(now, id, spec, units, "", 0))
+                    outcomes.add(("settle", shortly, settled))
+            if dice.random() < 0.05:  # waiters give up
+                law.waiting.clear()
+                short.waiting.clear()
+            every = (now, "", spec_of(list(BUCKETS)), "")
+            assert law.available(*every) == short.available(*every)
+            assert law.holds(*every) == short.holds(*every)
+            assert law.waiting.keys() == short.waiting.keys()
+    grants = {("grant", True, 1), ("grant", False, 1), ("grant", False, 0)}
+    assert outcomes == grants | {("settle", True, 1), ("settle", False, 1), ("settle", False, 0)}
 
 
 def test_nothing_is_left(redis_server: Server) -> None:

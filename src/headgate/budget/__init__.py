@@ -2,6 +2,7 @@
 
 budget.py   Budget and AsyncBudget
 holds.py    what a caller has reserved, from its request until it is settled or lost
+subjects.py what a key means, and the short way to its state in memory
 amounts.py  counts and money, and what their quotas mean in whole units
 state.py    what is done to the state of a budget, in Python
 script.py   the same in Lua, for Redis

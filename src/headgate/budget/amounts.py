@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from math import gcd
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from headgate.errors import InvalidPermits, InvalidQuota, PermitsExceedLimit
@@ -23,7 +23,7 @@ from headgate.quota import Quota
 Amount = int | str | Decimal
 AnyQuota = str | Quota | Sequence[str | Quota]
 
-NANO = 1_000_000_000
+NANO: Final = 1_000_000_000
 _CODES = """
 aed ars aud brl cad chf clp cny cop czk dkk eur gbp hkd huf idr ils inr jpy krw
 mxn myr nok nzd pen php pln ron rub sar sek sgd thb try twd uah usd vnd zar
@@ -31,9 +31,9 @@ mxn myr nok nzd pen php pln ron rub sar sek sgd thb try twd uah usd vnd zar
 CURRENCIES = frozenset(_CODES.split())
 RESERVED = frozenset({"key", "id", "timeout"})  # parameters of `reserve`
 
-_EXACT = 1 << 52
-_MOST_MONEY = 1_000_000
-_MOST_COUNT = 1_000_000_000  # of one amount in one call
+_EXACT: Final = 1 << 52
+_MOST_MONEY: Final = 1_000_000
+_MOST_COUNT: Final = 1_000_000_000  # of one amount in one call
 _MONEY_QUOTA = re.compile(
     r"\s*(?P<limit>\d[\d_,]*(\.\d{1,9})?)(?P<period>\s*(?:/|\s+per\s+).*?)(\s+burst\s+(?P<burst>\d[\d_,]*(\.\d{1,9})?))?\s*",
     re.IGNORECASE | re.ASCII,
@@ -64,6 +64,7 @@ class Amounts:
         self.money = [name in CURRENCIES or any(map(_is_decimal, _all(listed, name))) for name in self.names]
         self.capacities = [0] * len(self.names)  # the least of each amount's quotas
         self.buckets: list[BucketSpec] = []
+        self._costs: list[tuple[int, int]] = []  # of each bucket: the amount, and what one of it costs
         for level, quotas in enumerate(listed):
             for name, several in quotas.items():
                 self._add(level, name, several)
@@ -78,6 +79,7 @@ class Amounts:
             self.capacities[number] = min(self.capacities[number] or capacity, capacity)
             label = quote(f"{name}/{limit}/{period_us}/{capacity}", safe="/")
             self.buckets.append(BucketSpec(level, number, label, cost, capacity * cost, rate))
+            self._costs.append((number, cost))
 
     def number(self, name: str) -> int:
         found = self.numbers.get(name)
@@ -85,22 +87,25 @@ class Amounts:
             raise TypeError(f"this budget has no amount {name!r:.80}; it has {', '.join(self.names)}")
         return found
 
-    def encode(self, amounts: Mapping[str, Amount], defaults: Sequence[int] | None = None) -> list[int]:
+    def encode(self, amounts: dict[str, Amount], defaults: list[int] | None = None) -> list[int]:
         """The *amounts* as whole numbers (of nano-units, for money) in order; those that are not named by default."""
         values = [0] * len(self.names) if defaults is None else list(defaults)
         for name, amount in amounts.items():
-            number = self.number(name)
+            number = self.numbers.get(name, -1)
+            if number < 0:
+                number = self.number(name)  # raises
             if type(amount) is int and not self.money[number] and 0 <= amount <= _MOST_COUNT:
                 values[number] = amount
             else:
                 values[number] = _nano(name, amount) if self.money[number] else _count(name, amount)
         return values
 
-    def check_capacity(self, values: Sequence[int]) -> None:
+    def check_capacity(self, values: list[int]) -> None:
         """Raise if *values* are more than can ever be had at once."""
-        for name, value, capacity in zip(self.names, values, self.capacities, strict=True):
+        for number, value in enumerate(values):
+            capacity = self.capacities[number]
             if value > capacity:
-                number = self.numbers[name]
+                name = self.names[number]
                 shown, most = self.decode(number, value), self.decode(number, capacity)
                 raise PermitsExceedLimit(
                     f"{name}={shown} is more than the budget of {most}: no wait would be long enough"
@@ -113,9 +118,9 @@ class Amounts:
     def read(self, values: Sequence[int]) -> dict[str, int | Decimal]:
         return {name: self.decode(number, values[number]) for number, name in enumerate(self.names)}
 
-    def units(self, values: Sequence[int]) -> list[int]:
+    def units(self, values: list[int]) -> list[int]:
         """What *values* cost in each bucket."""
-        return [values[bucket.amount] * bucket.cost for bucket in self.buckets]
+        return [values[number] * cost for number, cost in self._costs]
 
     def least(self, available: Sequence[int]) -> list[int]:
         """How much of each amount there is, by what is *available* in each bucket; 0 if there is a debt."""

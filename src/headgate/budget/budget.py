@@ -19,11 +19,12 @@ from typing import Any, Literal, Self, get_args
 from urllib.parse import quote
 
 from headgate.budget.amounts import Amount, Amounts, AnyQuota
-from headgate.budget.holds import AsyncHold, BudgetSubject, BudgetTerms, Hold
+from headgate.budget.holds import AsyncHold, Hold
 from headgate.budget.records import MOST, ROOT
 from headgate.budget.state import budget_machine
+from headgate.budget.subjects import BudgetSubject, BudgetTerms
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import check_seconds_or_0, check_ttl, deadline_after
+from headgate.coordination.arguments import check_seconds_or_0, check_timeout, check_ttl, deadline_after
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, Runner, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
@@ -85,6 +86,8 @@ class _AnyBudget(Tool):
         self._subjects: OrderedDict[Keys, BudgetSubject] = OrderedDict()
 
     def _subject(self, key: Keys) -> BudgetSubject:
+        if type(key) is str and (known := self._subjects.get(key)):
+            return known
         index = tuple(key) if isinstance(key, Sequence) and not isinstance(key, str) else check_key(key)
         known = self._subjects.get(index)
         if known is None:
@@ -112,16 +115,6 @@ class _AnyBudget(Tool):
 
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
-
-    def _check(self, subject: BudgetSubject, id: str | None, amounts: dict[str, Amount]) -> list[int]:
-        """The amounts of a reservation; raises what is wrong with it."""
-        if id is not None:
-            check_key(id, "id")
-        if not amounts:
-            raise TypeError(f"reserve what? Name an amount, such as {subject.amounts.names[0]}=1")
-        values = subject.amounts.encode(amounts)
-        subject.amounts.check_capacity(values)
-        return values
 
     def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any, until: int | None) -> Plan[Any]:
         try:
@@ -207,9 +200,11 @@ class Budget(_AnyBudget, ThreadTool):
         First come, first served: no small reservation overtakes a large one that waits for the same amounts.
         """
         subject = self._subject(key)
-        values = self._check(subject, id, amounts)
-        until = deadline_after(self._terms.clock, timeout)
-        hold = Hold(self._terms, subject, id, values, until)
+        check_timeout(timeout)
+        hold = Hold(self._terms, subject, id, amounts)
+        if hold._grant_directly():
+            return hold
+        hold._until = until = deadline_after(self._terms.clock, timeout)
         reserved: Hold = subject.runner.run(self._reserve_plan(subject.runner.ticket, hold, until))
         return reserved
 
@@ -241,9 +236,11 @@ class AsyncBudget(_AnyBudget, AsyncTool):
 
     async def _reserve(self, key: Keys, id: str | None, timeout: float | None, amounts: dict[str, Amount]) -> AsyncHold:
         subject = self._subject(key)
-        values = self._check(subject, id, amounts)
-        until = deadline_after(self._terms.clock, timeout)
-        hold = AsyncHold(self._terms, subject, id, values, until)
+        check_timeout(timeout)
+        hold = AsyncHold(self._terms, subject, id, amounts)
+        if hold._grant_directly():
+            return hold
+        hold._until = until = deadline_after(self._terms.clock, timeout)
         plan = self._reserve_plan(subject.runner.async_ticket, hold, until)
         reserved: AsyncHold = await subject.runner.arun(plan)
         return reserved

@@ -5,112 +5,27 @@ What a hold does in the store is written as plans (see `headgate._plan`).
 
 from __future__ import annotations
 
-import itertools
-import os
-import secrets
-from collections.abc import Mapping
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from headgate._lifecycle import in_each_child
-from headgate.budget.amounts import Amount, Amounts, BucketSpec
+from headgate.budget.amounts import Amount
+from headgate.budget.subjects import BudgetSubject, BudgetTerms, process_id, unique_id
 from headgate.clock import MICROSECONDS
-from headgate.coordination.runner import Plan, Runner
-from headgate.coordination.states.machine import Operation, entry_channel
+from headgate.coordination.runner import Plan
+from headgate.coordination.states.machine import Operation
 from headgate.decision import Decision, decision
 from headgate.errors import BudgetExceeded, RateLimited, StoreUnavailable
-from headgate.rule import OnStoreError
 
-WAITER_TTL = 5.0  # seconds without a request after which a waiter is taken for dead
-LOW_WATER = 10  # a tenth of the reservation: with less than that left a hold reserves more
-
-_process_id = ""
-_counter = itertools.count()
-
-
-@in_each_child
-def _begin_process() -> None:
-    global _process_id
-    _process_id = secrets.token_hex(10) + "-"
-
-
-_begin_process()
-
-
-def unique_id() -> str:
-    """An id that no other hold has, in any process."""
-    return _process_id + format(next(_counter), "x")
-
-
-class BudgetTerms:
-    """What all holds of a `Budget` object have in common."""
-
-    def __init__(self, runner: Runner, hold: float, on_lost: str, on_store_error: OnStoreError) -> None:
-        self.runner = runner
-        self.clock = runner.clock
-        self.hold_us = round(hold * MICROSECONDS)
-        self.on_lost = on_lost
-        self.on_store_error = on_store_error
-        self.open_holds: dict[str, _AnyHold] = {}  # of this process, not yet settled
-
-    def opened(self, hold: _AnyHold) -> None:
-        self.open_holds[hold.id] = hold
-        if len(self.open_holds) % 1024 == 0:  # callers may have dropped some without settling them
-            self.drop_lost()
-
-    def drop_lost(self) -> None:
-        """Forget the holds whose time is over."""
-        now = self.clock.now()
-        for id, hold in list(self.open_holds.items()):
-            if hold.ends_at <= now:
-                self.open_holds.pop(id, None)
-
-
-class BudgetSubject:
-    """What a key, or the keys of a hierarchy, mean: which state, which buckets, which queue."""
-
-    def __init__(self, runner: Runner, amounts: Amounts, names: list[str], shown: str) -> None:
-        self.runner = runner
-        self.amounts = amounts
-        self.shown = shown
-        self._names = names
-        self.spec = self.spec_of(amounts.buckets)
-        self.path = names[-1] if len(names) > 1 else ""
-        self.zeros = " ".join(["0"] * len(amounts.buckets))
-        self._root = runner.channel.partition("\n")[0]
-
-    def spec_of(self, buckets: list[BucketSpec]) -> str:
-        """These buckets as the state reads them."""
-        return " ".join([f"{self._names[each.level]} {each.label} {each.room} {each.rate}" for each in buckets])
-
-    def operation(self, name: str, id: str, values: list[int] | None, *more: str | int) -> Operation:
-        units = self.zeros if values is None else " ".join(map(str, self.amounts.units(values)))
-        return Operation(name, (id, self.spec, units, *more))
-
-    def ask(self, operation: Operation, size: int) -> Plan[list[Any]]:
-        """Run *operation*, and wake the waiters of this process that its reply names behind *size* values."""
-        reply = yield operation
-        self._wake(reply, size)
-        return reply  # type: ignore[no-any-return]  # what a plan is sent is Any
-
-    def ask_locally(self, operation: Operation, size: int) -> list[Any]:
-        """Run *operation* on the state of this process, in place of the store's."""
-        reply = self.runner.backend.local_states.run(self.runner.machine, self.runner.name, operation)
-        self._wake(reply, size)
-        return reply
-
-    def _wake(self, reply: list[Any], size: int) -> None:
-        for path in reply[size:]:
-            self.runner.backend.waiters.wake(entry_channel(self._root, path))
+WAITER_TTL: Final = 5.0  # seconds without a request after which a waiter is taken for dead
+LOW_WATER: Final = 10  # a tenth of the reservation: with less than that left a hold reserves more
 
 
 class _AnyHold:
     """What `Hold` and `AsyncHold` share: all that does not ask the store, and plans."""
 
-    def __init__(
-        self, terms: BudgetTerms, subject: BudgetSubject, id: str | None, values: list[int], until: int | None
-    ) -> None:
+    def __init__(self, terms: BudgetTerms, subject: BudgetSubject, id: str | None, amounts: dict[str, Amount]) -> None:
+        values = subject.values_of(id, amounts)
         self._terms = terms
         self._subject = subject
         self.id = unique_id() if id is None else id
@@ -119,11 +34,11 @@ class _AnyHold:
         self._first = values
         self._spent = [0] * len(values)
         self._dry = False  # True: the last request for more was refused
-        self._until = until  # when to stop waiting, by the clock; None: never
+        self._until: int | None = None  # when to stop waiting, by the clock; None: never
         self.ends_at = 0  # when it is lost, by our clock
         self._queued = self._unconfirmed = False
         self._denial: Decision | None = None
-        self._process = os.getpid()
+        self._process = process_id()
         self.settled = False  # or left without being settled
         self.degraded = False  # True: the store did not answer, and `on_store_error` granted it
 
@@ -147,6 +62,22 @@ class _AnyHold:
         return f"<{type(self).__name__} of {self._subject.shown!r}, {shown}>"
 
     # --------------------------------------------------------------------------------------------------- reserve
+
+    def _grant_directly(self) -> bool:
+        """Reserve in memory the short way, if no caller waits and there is room; False: ask as all others do."""
+        if self._nonce:
+            return False  # an id that was given may have been used before
+        terms, subject = self._terms, self._subject
+        self._unconfirmed = True
+        try:
+            now = subject.grant(self.id, self._reserved, terms.hold_us, terms.on_lost)
+            if now:
+                self._granted(now)
+        except BaseException:  # a signal handler may raise anywhere
+            self._withdraw()
+            raise
+        self._unconfirmed = False
+        return now > 0
 
     def _attempt(self) -> Plan[tuple[bool | None, float]]:
         """Ask for the reservation once, as `wait_in_queue` wants it."""
@@ -217,7 +148,7 @@ class _AnyHold:
 
     # ----------------------------------------------------------------------------------------------------- spend
 
-    def _count(self, amounts: Mapping[str, Amount]) -> bool:
+    def _count(self, amounts: dict[str, Amount]) -> bool:
         """Count what was spent; whether the store has to be asked for more, or for more time."""
         if self.settled:
             raise RuntimeError(f"the hold of {self.key!r} is settled, so nothing can be spent from it")
@@ -267,21 +198,32 @@ class _AnyHold:
 
     # ---------------------------------------------------------------------------------------------------- settle
 
-    def _final(self, amounts: Mapping[str, Amount] | None) -> list[int]:
+    def _final(self, amounts: dict[str, Amount] | None) -> list[int]:
         """What is charged in the end; None: what was spent so far."""
         if amounts is None:
             return self._spent
-        touched = zip(self._spent, self._reserved, strict=True)
-        return self._subject.amounts.encode(amounts, [spent or reserved for spent, reserved in touched])
+        touched = [spent or self._reserved[number] for number, spent in enumerate(self._spent)]
+        return self._subject.amounts.encode(amounts, touched)
 
-    def _settle_plan(self, amounts: Mapping[str, Amount] | None) -> Plan[bool]:
+    def _settle_directly(self, amounts: dict[str, Amount] | None) -> bool:
+        """Settle in memory the short way, as `_grant_directly`; False: nothing was done."""
+        if self.settled or self._nonce or self.degraded or self._process != process_id():
+            return False
+        final = self._final(amounts)
+        if not self._subject.settle(self.id, final):
+            return False
+        self.settled = True
+        self._terms.open_holds.pop(self.id, None)
+        return True
+
+    def _settle_plan(self, amounts: dict[str, Amount] | None) -> Plan[bool]:
         """Charge what was used; False if it was settled before, or is that of a parent process."""
         if self.settled:
             return False
         final = self._final(amounts)  # raises before anything is changed
         self.settled = True
         self._terms.open_holds.pop(self.id, None)
-        if self._process != os.getpid():
+        if self._process != process_id():
             return False
         unknown = int(self.degraded)
         operation = self._subject.operation("settle", self.id, final, self._nonce, unknown)
@@ -320,14 +262,15 @@ class Hold(_AnyHold):
         An amount that is not named is charged as spent, or as reserved if nothing of it was spent. Repeated in the
         background if the store does not answer.
         """
-        return self._subject.runner.run(self._settle_plan(amounts))
+        return self._settle_directly(amounts) or self._subject.runner.run(self._settle_plan(amounts))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if not self.settled:
-            self._subject.runner.run(self._settle_plan({} if error is None else None))
+        amounts: dict[str, Amount] | None = {} if error is None else None
+        if not self.settled and not self._settle_directly(amounts):
+            self._subject.runner.run(self._settle_plan(amounts))
 
 
 class AsyncHold(_AnyHold):
@@ -340,7 +283,7 @@ class AsyncHold(_AnyHold):
 
     async def settle(self, **amounts: Amount) -> bool:
         """Charge what was used, and give the rest back. See `Hold.settle`."""
-        return await self._subject.runner.arun(self._settle_plan(amounts))
+        return self._settle_directly(amounts) or await self._subject.runner.arun(self._settle_plan(amounts))
 
     async def __aenter__(self) -> Self:
         return self
@@ -348,5 +291,6 @@ class AsyncHold(_AnyHold):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if not self.settled:
-            await self._subject.runner.arun(self._settle_plan({} if error is None else None))
+        amounts: dict[str, Amount] | None = {} if error is None else None
+        if not self.settled and not self._settle_directly(amounts):
+            await self._subject.runner.arun(self._settle_plan(amounts))

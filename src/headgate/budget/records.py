@@ -15,8 +15,11 @@ MAX_WOKEN: Final = 20  # waiters that are told of a change
 ROOT: Final = "-"  # the level that has the name of the state
 
 
+SpecBuckets = tuple[tuple[str, int, int], ...]
+
+
 @lru_cache(4096)
-def buckets_of(spec: str) -> tuple[tuple[str, int, int], ...]:
+def buckets_of(spec: str) -> SpecBuckets:
     """The buckets that *spec* names: level and label, room and rate of each."""
     words = spec.split(" ")
     quads = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)

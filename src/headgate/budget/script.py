@@ -12,8 +12,64 @@ from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MAX_WOKEN, M
 LUA = f"""
 local hash, due, waiting = unpack(KEYS)
 local id, spec, units = ARGV[3], ARGV[4], ARGV[5]
+
+local fields, wanted, at_root = {{'m', 'h' .. id}}, {{}}, true
+for level, name, room, rate in string.gmatch(spec, '(%S+) (%S+) (%d+) (%d+)') do
+  wanted[#wanted + 1] = {{level, name, tonumber(room), tonumber(rate)}}
+  if level == '{ROOT}' then fields[#fields + 1] = name else at_root = false end
+end
+local texts = redis.call('HMGET', hash, unpack(fields))
+local first, queue, lives = string.match(texts[1] or '', '^(%d+) (%d) (%d+)$')
+local next_due, has_queue, lives_until = tonumber(first or 0), queue ~= '0', tonumber(lives or 0)
+
+-- The short way of most calls: a new id is granted, or a live hold settled, at the root alone, while no caller waits,
+-- no hold ends and no key needs a longer TTL. It does what the operations below do; else it has changed nothing.
+local till, kept, its_units, longest
+if at_root and not has_queue and next_due > now and next_due < {MOST} then
+  if op == 'reserve' and not texts[2] then
+    longest = ARGV[6] + {LOST_TTL + 2 * DONE_TTL}
+    till, kept = now + ARGV[6], 'live\\n' .. ARGV[7] .. '\\n' .. ARGV[8] .. '\\n' .. spec .. '\\n' .. units .. '\\n'
+  elseif op == 'settle' and texts[2] and string.sub(texts[2], 1, 5) == 'live\\n' then
+    local _, before = string.find(texts[2], '\\n' .. spec .. '\\n', 5, true)
+    its_units = before and string.match(texts[2], '^[%d ]+', before + 1)
+    longest = {LOST_TTL + 2 * DONE_TTL}
+    till = its_units and (math.floor(now / {DONE_TTL}) + 2) * {DONE_TTL}
+    kept = 'done\\n' .. string.match(texts[2], '^[^\\n]*', 6) .. '\\n1' .. ARGV[6] .. '\\n\\n\\n'
+  end
+end
+if till then
+  local next_amount, next_back = string.gmatch(units, '%d+'), its_units and string.gmatch(its_units, '%d+')
+  local fresh = {{'h' .. id, kept}}
+  for i, each in ipairs(wanted) do
+    local at, debt, held, ends = string.match(texts[i + 2] or '', '^(%d+) (%d+) (%d+) (%d+)$')
+    if not at then till = nil break end
+    local amount = tonumber(next_amount())
+    at, debt, held, ends = tonumber(at), tonumber(debt), tonumber(held), tonumber(ends)
+    if at > now + {CLOCK_STEP} then at = now end
+    if now > at then debt, at = math.max(debt - (now - at) * each[4], 0), now end
+    if its_units then
+      debt, held = math.min(debt + amount, {MOST}), math.max(held - next_back(), 0)
+    else
+      held, ends = (ends > now and held or 0) + amount, math.max(ends, till)
+      if debt + held > each[3] then till = nil break end
+    end
+    longest = math.max(longest, (debt + held) / each[4])
+    fresh[#fresh + 1] = each[2]
+    fresh[#fresh + 1] = string.format('%.0f %.0f %.0f %.0f', at, debt, held, ends)
+  end
+  if till and lives_until >= now + longest then
+    if till < next_due then
+      fresh[#fresh + 1] = 'm'
+      fresh[#fresh + 1] = string.format('%.0f 0 %.0f', till, lives_until)
+    end
+    redis.call('HSET', hash, unpack(fresh))
+    redis.call('ZADD', due, format_int(till), id)
+    return its_units and {{1}} or {{1, 0, 0, 0, 0}}
+  end
+end
+
 local buckets, named, paths, told = {{}}, {{}}, {{}}, {{}}
-local written, next_due, has_queue, lives_until
+local written
 
 local function level_key(level) return level == '{ROOT}' and hash or hash .. ':' .. level end
 
@@ -33,14 +89,9 @@ local function parse(text)
   return {{kind = kind, nonce = nonce, lost = lost, spec = its_spec, units = its_units, spent = spent}}
 end
 
-local record
+local record = parse(texts[2] or nil)
 do
-  local fields, wanted = {{'m', 'h' .. id}}, {{}}
-  for level, name, room, rate in string.gmatch(spec, '(%S+) (%S+) (%d+) (%d+)') do
-    wanted[#wanted + 1] = {{level, name, room, rate}}
-    if level == '{ROOT}' then fields[#fields + 1] = name end
-  end
-  local texts, at = redis.call('HMGET', hash, unpack(fields)), 2
+  local at = 2
   for i, each in ipairs(wanted) do
     local text
     if each[1] == '{ROOT}' then
@@ -51,9 +102,6 @@ do
     end
     named[i] = add_bucket(each[1], each[2], each[3], each[4], text or nil)
   end
-  local first, queue, lives = string.match(texts[1] or '', '^(%d+) (%d) (%d+)$')
-  next_due, has_queue, lives_until = tonumber(first or 0), queue ~= '0', tonumber(lives or 0)
-  record = parse(texts[2] or nil)
 end
 
 local function drain(b, time)

@@ -45,6 +45,7 @@ from headgate.budget.records import (
     BudgetBucket,
     BudgetWaiter,
     HoldRecord,
+    SpecBuckets,
     buckets_of,
     forget_at,
     numbers,
@@ -138,6 +139,24 @@ class BudgetState:
         self._write(id, HoldRecord("live", nonce, lost, spec, units), till)
         return [1, 0, 0, 0, 0]
 
+    def grant(self, now: int, id: str, spec: str, buckets: SpecBuckets, units: list[int], hold: int, lost: str) -> bool:
+        """`hold` for an *id* that was never used, while no caller waits; False without room: then nothing is held."""
+        if self.waiting:
+            return False
+        self._begin(now)
+        found = []
+        for number, (index, room, rate) in enumerate(buckets):
+            bucket = self._bucket(now, index, rate)
+            bucket.drain(now)
+            if bucket.debt + bucket.held_at(now) + units[number] > room:
+                return False
+            found.append(bucket)
+        till = now + hold
+        for number, bucket in enumerate(found):
+            bucket.hold(units[number], now, till)
+        self._write(id, HoldRecord("live", "", lost, spec, units), till)
+        return True
+
     def extend(self, now: int, id: str, spec: str, units: str, hold: int, spent: str) -> list[Any]:
         self._begin(now)
         record = self.records.get(id)
@@ -174,6 +193,26 @@ class BudgetState:
         self._begin(now)
         record = self.records.get(id)
         return self._end(now, id, record, spec, units, nonce, unknown)
+
+    def settle_granted(self, now: int, id: str, buckets: SpecBuckets, units: list[int]) -> bool:
+        """`finish` for what `grant` gave, while no caller waits; False if it is not live: then nothing is charged.
+
+        The hold is forgotten at once: no call with this id can be on its way, as it would be in a network.
+        """
+        if self.waiting:
+            return False
+        self._begin(now)
+        record = self.records.get(id)
+        if record is None or record.kind != "live":
+            return False
+        back = record.units
+        for number, (index, _, rate) in enumerate(buckets):
+            bucket = self._bucket(now, index, rate)
+            bucket.drain(now)
+            bucket.charge(units[number])
+            bucket.release(back[number])
+        del self.records[id]
+        return True
 
     def withdraw(self, now: int, id: str, spec: str, units: str, nonce: str, unknown: int) -> list[Any]:
         self._begin(now)

@@ -1,0 +1,174 @@
+"""What the holds of a budget are of: the terms of a `Budget` object, and what a key means.
+
+In memory nearly every call finds no waiter, and room. It takes a short way then, past plan, request and reply: the
+lock, one step of the state, and back. All others go on as if it had not been tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from decimal import Decimal
+from typing import Any, Protocol
+
+from headgate._lifecycle import in_each_child
+from headgate.budget.amounts import Amount, Amounts, BucketSpec
+from headgate.budget.records import buckets_of
+from headgate.budget.state import SWEEP_EVERY, BudgetState
+from headgate.clock import MICROSECONDS
+from headgate.coordination.backend import MemoryStates
+from headgate.coordination.runner import Plan, Runner
+from headgate.coordination.states.machine import Operation, entry_channel
+from headgate.keys import check_key
+from headgate.rule import OnStoreError
+
+_prefix = ""
+_process = 0
+_counter = itertools.count()
+
+
+@in_each_child
+def _begin_process() -> None:
+    global _prefix, _process
+    _prefix, _process = secrets.token_hex(10) + "-", os.getpid()
+
+
+_begin_process()
+
+
+def unique_id() -> str:
+    """An id that no other hold has, in any process."""
+    return f"{_prefix}{next(_counter):x}"
+
+
+def process_id() -> int:
+    """`os.getpid`, without a call of the system."""
+    return _process
+
+
+class OpenHold(Protocol):
+    """What the terms know of a hold that is not settled."""
+
+    id: str
+    ends_at: int
+
+    @property
+    def reserved(self) -> dict[str, int | Decimal]: ...
+
+
+class BudgetTerms:
+    """What all holds of a `Budget` object have in common."""
+
+    def __init__(self, runner: Runner, hold: float, on_lost: str, on_store_error: OnStoreError) -> None:
+        self.runner = runner
+        self.clock = runner.clock
+        self.hold_us = round(hold * MICROSECONDS)
+        self.on_lost = on_lost
+        self.on_store_error = on_store_error
+        self.open_holds: dict[str, OpenHold] = {}  # of this process, not yet settled
+
+    def opened(self, hold: OpenHold) -> None:
+        self.open_holds[hold.id] = hold
+        if len(self.open_holds) % 1024 == 0:  # callers may have dropped some without settling them
+            self.drop_lost()
+
+    def drop_lost(self) -> None:
+        """Forget the holds whose time is over."""
+        now = self.clock.now()
+        for id, hold in list(self.open_holds.items()):
+            if hold.ends_at <= now:
+                self.open_holds.pop(id, None)
+
+
+class BudgetSubject:
+    """What a key, or the keys of a hierarchy, mean: which state, which buckets, which queue."""
+
+    def __init__(self, runner: Runner, amounts: Amounts, names: list[str], shown: str) -> None:
+        self.runner = runner
+        self.amounts = amounts
+        self.shown = shown
+        self._names = names
+        self.spec = self.spec_of(amounts.buckets)
+        self.path = names[-1] if len(names) > 1 else ""
+        self.zeros = " ".join(["0"] * len(amounts.buckets))
+        self._root = runner.channel.partition("\n")[0]
+        self._channel = runner.channel
+        self._waiters = runner.backend.waiters
+        self._buckets = buckets_of(self.spec)
+        states = runner.backend.states
+        self._memory = states if type(states) is MemoryStates else None
+        self._index = (runner.machine.prefix, runner.name)
+
+    def spec_of(self, buckets: list[BucketSpec]) -> str:
+        """These buckets as the state reads them."""
+        return " ".join([f"{self._names[each.level]} {each.label} {each.room} {each.rate}" for each in buckets])
+
+    def values_of(self, id: str | None, amounts: dict[str, Amount]) -> list[int]:
+        """The amounts of a reservation; raises what is wrong with it."""
+        if id is not None:
+            check_key(id, "id")
+        if not amounts:
+            raise TypeError(f"reserve what? Name an amount, such as {self.amounts.names[0]}=1")
+        values = self.amounts.encode(amounts)
+        self.amounts.check_capacity(values)
+        return values
+
+    def operation(self, name: str, id: str, values: list[int] | None, *more: str | int) -> Operation:
+        units = self.zeros if values is None else " ".join(map(str, self.amounts.units(values)))
+        return Operation(name, (id, self.spec, units, *more))
+
+    def ask(self, operation: Operation, size: int) -> Plan[list[Any]]:
+        """Run *operation*, and wake the waiters of this process that its reply names behind *size* values."""
+        reply = yield operation
+        self._wake(reply, size)
+        return reply  # type: ignore[no-any-return]  # what a plan is sent is Any
+
+    def ask_locally(self, operation: Operation, size: int) -> list[Any]:
+        """Run *operation* on the state of this process, in place of the store's."""
+        reply = self.runner.backend.local_states.run(self.runner.machine, self.runner.name, operation)
+        self._wake(reply, size)
+        return reply
+
+    def _wake(self, reply: list[Any], size: int) -> None:
+        for path in reply[size:]:
+            self.runner.backend.waiters.wake(entry_channel(self._root, path))
+
+    # ------------------------------------------------------------------------------- the short way, in memory alone
+
+    def grant(self, id: str, values: list[int], hold_us: int, lost: str) -> int:
+        """Reserve *values* for an *id* that is new; the time of it, or 0: nothing was done, ask as all others do."""
+        memory = self._memory
+        if memory is None or not self._waiters.is_empty(self._channel):
+            return 0
+        with memory._lock:
+            state: BudgetState | None = memory._states.get(self._index)
+            if state is None:
+                return 0
+            now = memory.clock.now()
+            try:
+                granted = state.grant(now, id, self.spec, self._buckets, self.amounts.units(values), hold_us, lost)
+            except BaseException:  # see `MemoryStates`
+                memory._states.pop(self._index, None)
+                raise
+            if state.operations % SWEEP_EVERY == 0:
+                memory._sweep(now)
+        return now if granted else 0
+
+    def settle(self, id: str, values: list[int]) -> bool:
+        """Settle what `grant` reserved; False: nothing was done, ask as all others do."""
+        memory = self._memory
+        if memory is None:
+            return False
+        with memory._lock:
+            state: BudgetState | None = memory._states.get(self._index)
+            if state is None:
+                return False
+            try:
+                settled = state.settle_granted(memory.clock.now(), id, self._buckets, self.amounts.units(values))
+            except BaseException:
+                memory._states.pop(self._index, None)
+                raise
+        if settled and not self._waiters.is_empty(self._channel):
+            self._waiters.wake(self._channel)
+        return settled
