@@ -62,6 +62,7 @@ check: lint ## the fast lane: lint, types, the quick tests without servers and w
 	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	echo "== tests that need no server; types beside them"; \
 	HEADGATE_TEST_SERVERS=0 HEADGATE_EXPECT_COMPILED=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 \
+		HEADGATE_MODEL_STEPS=1500 HEADGATE_MUTATED_CONNECTIONS=500 \
 		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow and not framework" \
 		--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS); status=$$?; \
 	wait $$types || status=1; cat build/types.txt; exit $$status
