@@ -76,7 +76,7 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 
 # What lies above the modules that are compiled: once is enough, on the build that most users get. The mark is on the
 # rows of tables that are only another server, or another way to one.
-ONCE := $(foreach part,faults service coordination web limits postgresql hybrid/test_processes.py \
+ONCE := $(foreach part,faults service coordination budget jobs web limits postgresql hybrid/test_processes.py \
 	hybrid/test_topologies.py hybrid/test_other_stores.py hybrid/test_ledger_stores.py stores/test_outages.py \
 	stores/test_lifetimes.py stores/test_redis.py test_async_batching.py test_clock_steps_back.py test_contributing.py \
 	test_docs.py test_examples.py test_imports.py test_lua.py test_packaging.py test_redis_trips.py test_servers.py \
