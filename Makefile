@@ -62,6 +62,7 @@ check: lint ## the fast lane: lint, types, the quick tests without servers and w
 	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	echo "== tests that need no server; types beside them"; \
 	HEADGATE_TEST_SERVERS=0 HEADGATE_EXPECT_COMPILED=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 \
+		HEADGATE_MODEL_STEPS=1500 HEADGATE_MUTATED_CONNECTIONS=500 \
 		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow and not framework" \
 		--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS); status=$$?; \
 	wait $$types || status=1; cat build/types.txt; exit $$status
@@ -75,7 +76,7 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 
 # What lies above the modules that are compiled: once is enough, on the build that most users get. The mark is on the
 # rows of tables that are only another server, or another way to one.
-ONCE := $(foreach part,faults service coordination web limits postgresql hybrid/test_processes.py \
+ONCE := $(foreach part,faults service coordination budget jobs web limits postgresql hybrid/test_processes.py \
 	hybrid/test_topologies.py hybrid/test_other_stores.py hybrid/test_ledger_stores.py stores/test_outages.py \
 	stores/test_lifetimes.py stores/test_redis.py test_async_batching.py test_clock_steps_back.py test_contributing.py \
 	test_docs.py test_examples.py test_imports.py test_lua.py test_packaging.py test_redis_trips.py test_servers.py \

@@ -98,6 +98,7 @@ def longest_turn(make: Callable[[], Iterator[bytes]]) -> float:
     return longest
 
 
+@pytest.mark.slow  # all of them together
 @pytest.mark.parametrize("name", [*FLOODS, *CALLING])
 def test_turns_are_short(name: str) -> None:
     """No flood makes a turn of the event loop long, so others are served meanwhile; plain Python takes 6 ms at most."""

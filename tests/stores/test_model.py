@@ -4,6 +4,7 @@ Thousands of steps for each algorithm, with one quota and with several. Periods 
 expire by real time, which the manual clock knows nothing about.
 """
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from tests.support.callers import Callers
 from tests.support.quotas import BUCKETS, LAWS, law
 from tests.support.trial import Step, Trial
 
+STEPS = int(os.environ.get("HEADGATE_MODEL_STEPS", "3000"))  # from threads
 KEYS = ["a", "b", "a}b", "%7B", "사용자"]
 
 ONE = [Quota(7, 60.0), Quota(3, 600.0), Quota(999_983, 86400.0), Quota(50, 90.5), Quota(1000, 77.777777)]
@@ -53,7 +55,7 @@ def test_agrees(algorithm: str, several: bool, any_callers: Callers) -> None:
     choices = quotas_for(algorithm, several)
     if not any_callers.whole:
         choices = choices[:1]
-    most = round(3_000 * any_callers.share)
+    most = round(STEPS * any_callers.share)
     count = {(True, "sync"): most, (True, "async"): 1_000}.get((any_callers.whole, any_callers.colour), 250)
     for number, quotas in enumerate(choices):
         clock = ManualClock()

@@ -63,6 +63,7 @@ def test_kubernetes_rules(tmp_path: Path) -> None:
     validate(of_kind("ConfigMap")["data"]["headgate.toml"], tmp_path)
 
 
+@pytest.mark.slow
 def test_command_lines(tmp_path: Path) -> None:
     """Each is run with a file that is not there, and refused for that: everything else was understood."""
     docker = json.loads(dict(instructions())["CMD"])
