@@ -76,7 +76,7 @@ class SeveralStore:
     def __init__(
         self, stores: Sequence[str | Store], agree: Agree, clock: Clock | None = None, **options: Unpack[StoreOptions]
     ) -> None:
-        self.agree = check_agree(agree)
+        self.agree: Agree = check_agree(agree)
         _check_list(stores, agree)
         opened: list[tuple[Store, bool]] = []
         urls = any(isinstance(store, str) for store in stores)  # without one, clock and options are an error
