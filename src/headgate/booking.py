@@ -61,7 +61,8 @@ class Slot(BookedSlot):
     def cancel(self) -> bool:
         """Give the slot up. Another booking gets it, or the permits go back if none were spent since.
 
-        False: they stay spent, because the slot's time has come, it was given up before, or the store is down.
+        False: they stay spent, because its time has come and others were spent after it, it was given up before, its
+        grace is over, or the store is down.
         """
         return self._cancel(self.key, self.id)
 

@@ -1,4 +1,4 @@
-"""The table of algorithms. A new algorithm is a file in this folder, its name in `AlgorithmName`, and a line below.
+"""The table of algorithms. CONTRIBUTING.md has the steps to add one.
 
 algorithm.py               what an algorithm is
 all_of.py                  several quotas as one

@@ -159,7 +159,7 @@ class _AnyBudget(Tool):
 
     def _unsettled_plan(self, key: Keys | None) -> Plan[list[UnsettledHold]]:
         if key is None:
-            self._terms.drop_lost()
+            self._terms.forget_expired()
             now = self._terms.clock.now()
             holds = list(self._terms.open_holds.values())
             return [UnsettledHold(hold.id, hold.reserved, (hold.ends_at - now) / MICROSECONDS) for hold in holds]

@@ -71,9 +71,9 @@ class BudgetTerms:
     def opened(self, hold: OpenHold) -> None:
         self.open_holds[hold.id] = hold
         if len(self.open_holds) % 1024 == 0:  # callers may have dropped some without settling them
-            self.drop_lost()
+            self.forget_expired()
 
-    def drop_lost(self) -> None:
+    def forget_expired(self) -> None:
         """Forget the holds whose time is over."""
         now = self.clock.now()
         for id, hold in list(self.open_holds.items()):

@@ -16,8 +16,9 @@ ledger_sql.py       the same in PL/pgSQL
 redis_leases.py     runs the script on a `RedisStore`
 postgres_leases.py  calls the function on a `PostgreSQLStore`
 shared_leases.py    keeps ledgers in files of a `SharedStore`
-stock.py            regions: the ledger of a region with its floor and its stock from home, and home's, in Python
-region_script.py    the same in Lua
+stock.py            regions: the ledger of a region with its floor and its stock from home, and home's, in Python, for
+                    the simulator and the tests
+region_script.py    the same in Lua, which Redis runs
 region_leases.py    runs those scripts, and fetches the region's stock from home
 region_store.py     the two stores of a limiter in a region, and the checks of its arguments
 

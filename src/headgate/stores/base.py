@@ -1,13 +1,9 @@
 """The contract of a store: where the states of keys are kept, and what makes each step on them atomic.
 
-To add a store:
-
-1. Write a class with the methods of `Store` and a class method `from_url`. `open` returns a `Backend` for the rule of a
-   limiter, `open_async` an `AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states.
-2. Add its URL schemes to `SCHEMES` and the class to `STORE_CLASSES`. It is imported when a URL first names it.
-3. Give its module a row in `LAYERS` of tests/test_imports.py, below the rows of the modules that it imports.
-4. If it can, offer more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers,
-   `take_all()` for several limiters in one step.
+A store is a class with the methods of `Store`: `open` returns a `Backend` for the rule of a limiter, `open_async` an
+`AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states. CONTRIBUTING.md has the steps to add
+one. If it can, it offers more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers,
+`take_all()` for several limiters in one step.
 
 Limiters, hybrid and coordination stay as they are. The tests in tests/stores run the same promises against every store.
 """
