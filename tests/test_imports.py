@@ -24,7 +24,7 @@ LAYERS = [
     ["stores.memory_joint"],
     ["stores", "stores.memory", "stores.memory_booking", "stores.thread_pool"],
     ["fallback", "stores.remote", "stores.remote_joint", "stores.remote_store"],
-    ["stores.agreement", "stores.polling", "stores.several"],
+    ["stores.agreement", "stores.majority", "stores.failover", "stores.polling", "stores.several"],
     ["redis", "postgresql"],
     ["remote", "stores.resp_store"],
     ["stores.redis", "stores.shared", "stores.postgresql", "stores.service"],

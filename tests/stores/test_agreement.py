@@ -10,8 +10,10 @@ import pytest
 from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.rule import Rule
-from headgate.stores.agreement import FirstThatAnswers, Majority, TooFewAnswers, TooManyRefuse, decisions
+from headgate.stores.agreement import TooFewAnswers, TooManyRefuse, decisions
 from headgate.stores.base import StoreHealth
+from headgate.stores.failover import FirstThatAnswers
+from headgate.stores.majority import Majority
 from headgate.stores.remote import LimiterCall
 from tests.support.simulated_stores import Load, Network, SimulatedStore, fleet, single
 

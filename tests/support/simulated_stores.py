@@ -21,8 +21,9 @@ from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.rule import Rule
 from headgate.stores import MemoryStore
-from headgate.stores.agreement import Agreement, Background, Failure, Majority, Poll, TooFewAnswers
+from headgate.stores.agreement import Agreement, Background, Failure, Poll, TooFewAnswers
 from headgate.stores.base import StoreHealth
+from headgate.stores.majority import Majority
 from headgate.stores.polling import call_store
 from headgate.stores.remote import LimiterCall
 from headgate.testing import ManualClock
@@ -266,7 +267,7 @@ def fleet(
 ) -> tuple[Network, list[SimulatedStore], list[Agreement]]:
     """Stores, and processes that ask them."""
     network = Network(seed)
-    monkeypatch.setattr("headgate.stores.agreement.monotonic", network.seconds)
+    monkeypatch.setattr("headgate.stores.majority.monotonic", network.seconds)
     made = [SimulatedStore(network, rule) for _ in range(stores)]
     return network, made, [of(rule, made, network.clock) for _ in range(processes)]
 

@@ -19,7 +19,9 @@ remote_store.py  what stores on a server share: executors of threads and event l
 remote_joint.py  several limiters in one call to a server
 settings.py      numbers in the URL of a server, and the URL without its passwords
 several.py       SeveralStore: several stores that decide as one
-agreement.py     how they agree: the protocol alone
+agreement.py     what the two ways of them to decide have in common
+majority.py      a majority must answer: the protocol alone
+failover.py      the first that answers decides: the protocol alone
 polling.py       asks them at the same time
 thread_pool.py   a backend that blocks, for async functions under a plain `Limiter`
 """

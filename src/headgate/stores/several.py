@@ -1,7 +1,7 @@
 """Several stores that decide as one: `SeveralStore`, which a limiter makes of a list of stores and ``agree=``.
 
-`headgate.stores.agreement` has the protocol, `headgate.stores.polling` asks the stores. Each member has its own
-connections, time-out and circuit breaker; `on_store_error` answers when too few of them decide.
+`headgate.stores.majority` and `headgate.stores.failover` have the protocols, `headgate.stores.polling` asks the stores.
+Each member has its own connections, time-out and circuit breaker; `on_store_error` answers when too few of them decide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Unpack
 
 from headgate.clock import Clock
 from headgate.rule import Rule
-from headgate.stores.agreement import Agreement, FirstThatAnswers, Majority, TooFewAnswers, TooManyRefuse
+from headgate.stores.agreement import Agreement, TooFewAnswers, TooManyRefuse
 from headgate.stores.base import (
     NO_PICKLE,
     Agree,
@@ -26,6 +26,8 @@ from headgate.stores.base import (
     is_per_process,
     open_store,
 )
+from headgate.stores.failover import FirstThatAnswers
+from headgate.stores.majority import Majority
 from headgate.stores.polling import TaskPolls, ThreadPolls
 from headgate.stores.remote import RuleForTasks, RuleForThreads, RuleOnServer
 
