@@ -261,7 +261,7 @@ async def test_one_killed_at_random(three: list[Server]) -> None:
     exact = 20 + rate * (grants[-1][1] - grants[0][0])
     print(f"{len(grants)} grants, {len(grants) / exact:.4f} of what an exact limiter admits; {kills} kills")
     # a busy machine asks for less than the rate at times, which a minute outweighs; the moments of kills are counted
-    assert len(grants) >= (0.99 * exact if SECONDS >= 60 else 1)  # a share of a rate is the machine's, if it is short
+    assert len(grants) >= (0.99 * exact if SECONDS >= 60 else 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- first

@@ -116,9 +116,16 @@ class _AnyBudget(Tool):
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
 
-    def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any, until: int | None) -> Plan[Any]:
+    def _is_granted(self, hold: Any, timeout: float | None) -> bool:
+        """Whether *hold* is granted at once, the short way; if not, its wait for up to *timeout* seconds begins."""
+        if hold._grant_directly():
+            return True
+        hold._until = deadline_after(self._terms.clock, timeout)
+        return False
+
+    def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any) -> Plan[Any]:
         try:
-            if (yield from wait_in_queue(hold._subject.runner, new_ticket, hold._attempt, until)):
+            if (yield from wait_in_queue(hold._subject.runner, new_ticket, hold._attempt, hold._until)):
                 return hold
             yield from hold._leave_queue()
             raise hold._refused()
@@ -202,11 +209,9 @@ class Budget(_AnyBudget, ThreadTool):
         subject = self._subject(key)
         check_timeout(timeout)
         hold = Hold(self._terms, subject, id, amounts)
-        if hold._grant_directly():
-            return hold
-        hold._until = until = deadline_after(self._terms.clock, timeout)
-        reserved: Hold = subject.runner.run(self._reserve_plan(subject.runner.ticket, hold, until))
-        return reserved
+        if not self._is_granted(hold, timeout):
+            subject.runner.run(self._reserve_plan(subject.runner.ticket, hold))
+        return hold
 
     def remaining(self, key: Keys) -> dict[str, int | Decimal]:
         """What could be reserved of each amount now; 0 if there is a debt. One round trip."""
@@ -238,12 +243,9 @@ class AsyncBudget(_AnyBudget, AsyncTool):
         subject = self._subject(key)
         check_timeout(timeout)
         hold = AsyncHold(self._terms, subject, id, amounts)
-        if hold._grant_directly():
-            return hold
-        hold._until = until = deadline_after(self._terms.clock, timeout)
-        plan = self._reserve_plan(subject.runner.async_ticket, hold, until)
-        reserved: AsyncHold = await subject.runner.arun(plan)
-        return reserved
+        if not self._is_granted(hold, timeout):
+            await subject.runner.arun(self._reserve_plan(subject.runner.async_ticket, hold))
+        return hold
 
     async def remaining(self, key: Keys) -> dict[str, int | Decimal]:
         """What could be reserved of each amount now; 0 if there is a debt. One round trip."""

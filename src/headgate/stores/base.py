@@ -2,7 +2,7 @@
 
 A store is a class with the methods of `Store`: `open` returns a `Backend` for the rule of a limiter, `open_async` an
 `AsyncBackend`. Limiters whose rules have an equal `Rule.label` share their states. CONTRIBUTING.md has the steps to add
-one. If it can, it offers more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and circuit breakers,
+one. If it can, it offers more: `leases()` for `HybridLimiter`, `states()` for locks, pools, queues and breakers,
 `take_all()` for several limiters in one step.
 
 Limiters, hybrid and coordination stay as they are. The tests in tests/stores run the same promises against every store.
