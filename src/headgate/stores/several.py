@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import warnings
 from collections.abc import Sequence
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, NoReturn, Unpack
 
 from headgate.clock import Clock
@@ -161,7 +162,7 @@ class SeveralStore:
         """Close the connections for threads of the stores that URLs named, after what is still under way."""
         deadline = monotonic() + CLOSE_TIMEOUT
         while self._threads.busy() and monotonic() < deadline:
-            sleep(0.001)
+            time.sleep(0.001)
         for store in self._owned:
             store.close()
 
