@@ -355,6 +355,8 @@ class Cluster(Addressed):
         for member in (target, source, *(other for other in self.primaries() if other not in (source, target))):
             member.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
             yield "moved"
+        live = [member for member in self.members if member not in self.dead]
+        wait_until(lambda: all(member.owner(slot) == target.id for member in live), "replicas have heard of it too")
 
     def flush(self) -> None:
         """Forget keys and scripts, also on the replicas."""
