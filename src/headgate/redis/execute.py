@@ -183,7 +183,7 @@ def _attempts(
             yield retry.pause
             yield from topology.discover(slot, deadline)
         except (RedisError, OSError) as error:
-            topology.mark_lost(address)  # the next call looks for the server, also if this one is not sent again
+            topology.mark_lost(address)  # behind Sentinels the next call looks for it, in a Cluster a probe
             if isinstance(error, ResponseError):
                 may_repeat = topology.has_other_servers and "read only replica" in str(error)
             else:

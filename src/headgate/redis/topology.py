@@ -192,7 +192,7 @@ class Cluster(Topology):
         raise ConnectionError(f"no server gives a map of the Cluster: {'; '.join(problems)}")
 
     def mark_lost(self, address: Address) -> None:
-        """The map stays: `discover`, which a retry calls first, reads it again."""
+        """The map stays: `discover` reads it again, before a retry, or after time-outs in a probe (see `health.py`)."""
 
     def mark_stale(self) -> None:
         self._read_again_at = 0.0
