@@ -145,7 +145,7 @@ def main(queue: str, count: int = 1000) -> None:
         f"{rescheduled:.3f} reschedules each, displaced by at most {found.displaced()} places"
     )
     assert len(set(found.names)) == count and found.seconds <= ideal * 1.03
-    assert rescheduled <= 1.05 and found.displaced() < 2 * WORKERS
+    assert rescheduled <= 1.05 and found.displaced() < WORKERS
 
 
 if __name__ == "__main__":
