@@ -3,8 +3,10 @@
 #   PYTHON=python3.13   the interpreter of .venv (run `make clean` when changing it)
 #   JOBS=3              how many processes run the tests, which wait for half of their time: more than there are cores
 #   TESTS=tests/stores  which tests; PYTEST_FLAGS="-k redis -x" how
-#   BENCH_FLAGS=...     what to hand to the benchmark
+#   BENCH_FLAGS=...     what to hand to the benchmark; REPORT_ROUNDS=3 how many rounds bench-report has
+#   MATRIX_FLAGS="--server /path/of/valkey-server"  another server for the matrix; --list, --fast, --only "Redis 7"
 #   SERVE_FLAGS="--port 9000 --store redis://..."   what to hand to the service
+#   WHEEL_FLAGS="--python python3.13"   for which interpreter `make wheel` compiles and tests
 
 PYTHON ?= python3
 JOBS ?= 3
@@ -12,6 +14,7 @@ TESTS ?= tests
 PYTEST_FLAGS ?=
 BENCH_FLAGS ?=
 SERVE_FLAGS ?=
+WHEEL_FLAGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -22,9 +25,10 @@ PURE := build/pure/.built
 COMPILED := build/compiled/.built
 WEB_PEERS := build/web-peers/.installed
 SHARED_PEERS := build/shared-peers/.installed
+RELEASE_TOOLS := build/release-tools/.installed
 RECIPE := pyproject.toml setup.py
 SOURCES := $(RECIPE) $(shell find src -type f ! -name '*.py[co]' ! -path '*.egg-info/*')
-TYPED := $(wildcard src tests benchmarks examples docs/*.py)
+TYPED := $(wildcard src tests benchmarks examples release docs/*.py)
 
 # Succeeds where an extension module can be built: the compiler that Python would call, and the headers of Python.
 CAN_COMPILE := $(BIN)/python -c 'import os, shutil, sys, sysconfig as s; \
@@ -45,7 +49,7 @@ export TALLY
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help check serve test test-pure test-compiled coverage soak mutants limits-check lint lint-workflows format types bench exactness web-peers shared-peers docs-plots clean
+.PHONY: help check serve test test-pure test-compiled coverage soak mutants limits-check lint lint-workflows format types bench exactness web-peers shared-peers docs docs-serve docs-stage docs-plots bench-report matrix wheel sbom release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -54,6 +58,11 @@ help: ## list the targets (the default)
 
 TYPES := $(MAKE) --no-print-directory types # by this name, as `make -n` runs every line that names MAKE
 
+QUICK := HEADGATE_TEST_SERVERS=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 HEADGATE_MODEL_STEPS=1500 \
+	HEADGATE_MUTATED_CONNECTIONS=500
+QUICK_TESTS = -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow and not framework" \
+	--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS)
+
 # Servers are forbidden, even where there are some: a test without its mark fails here on every machine. The types are
 # checked while the tests run, which leave a part of two cores idle; what the checkers say is shown after the tests.
 check: lint ## the fast lane: lint, types, the quick tests without servers and web frameworks; under a minute
@@ -61,10 +70,7 @@ check: lint ## the fast lane: lint, types, the quick tests without servers and w
 	@$(TYPES) >build/types.txt 2>&1 & types=$$!; \
 	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	echo "== tests that need no server; types beside them"; \
-	HEADGATE_TEST_SERVERS=0 HEADGATE_EXPECT_COMPILED=0 HEADGATE_MACHINE_RUNS=10 HEADGATE_MACHINE_WALKS=100 \
-		HEADGATE_MODEL_STEPS=1500 HEADGATE_MUTATED_CONNECTIONS=500 \
-		$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -m "not server and not slow and not framework" \
-		--hypothesis-profile=quick $(PYTEST_FLAGS) $(TESTS); status=$$?; \
+	$(QUICK) HEADGATE_EXPECT_COMPILED=0 $(BIN)/python $(QUICK_TESTS); status=$$?; \
 	wait $$types || status=1; cat build/types.txt; exit $$status
 
 serve: $(RUNNABLE) ## the service on http://127.0.0.1:8080/, memory store
@@ -79,7 +85,8 @@ pytest = PYTHONPATH=$(3) HEADGATE_EXPECT_COMPILED=$(2) $(BIN)/python -m pytest -
 ONCE := $(foreach part,faults service coordination budget jobs web limits postgresql hybrid/test_processes.py \
 	hybrid/test_topologies.py hybrid/test_other_stores.py hybrid/test_ledger_stores.py stores/test_outages.py \
 	stores/test_lifetimes.py stores/test_redis.py test_async_batching.py test_clock_steps_back.py test_contributing.py \
-	test_docs.py test_examples.py test_imports.py test_lua.py test_packaging.py test_redis_trips.py test_servers.py \
+	test_docs.py test_docstrings.py test_examples.py test_imports.py test_inspection.py test_lua.py test_packaging.py \
+	test_redis_trips.py test_servers.py test_site.py \
 	test_unclosed.py test_warm_up.py,--ignore=tests/$(part)) -m "not once"
 
 # The types are checked beside the first tests, and by what these leave of two cores.
@@ -163,6 +170,20 @@ bench: $(PURE) $(COMPILED) ## measure headgate and its peers side by side
 	@$(BIN)/python -m benchmarks --pure-path build/pure \
 		$$([ ! -e $(COMPILED) ] || echo --compiled-path build/compiled) $(BENCH_FLAGS)
 
+# Fewer rounds than `make bench`, so that all parts together take about twenty minutes; the page names their number. A part
+# that fails is named on the page, and the others stand.
+REPORT_ROUNDS ?= 3
+bench-report: $(PURE) $(COMPILED) ## docs/benchmarks.md and its pictures, from a full run: about 20 minutes
+	@$(MAKE) --no-print-directory shared-peers || echo "== without the peers of shared, which could not be installed"
+	@$(BIN)/python -m benchmarks --pure-path build/pure --rounds $(REPORT_ROUNDS) --json build/bench.json \
+		$$([ ! -e $(COMPILED) ] || echo --compiled-path build/compiled) $(BENCH_FLAGS); status=$$?; \
+	$(BIN)/python -m benchmarks.page build/bench.json >build/benchmarks.md && \
+		mv build/benchmarks.md docs/benchmarks.md && exit $$status
+
+MATRIX_FLAGS ?=
+matrix: $(TOOLS) ## the tests that depend on the server, on every Redis and Valkey at hand: a few minutes each
+	@$(BIN)/python -m tests.matrix --jobs $(JOBS) $(MATRIX_FLAGS)
+
 exactness: $(TOOLS) $(WEB_PEERS) ## 60 requests at once against 20 an hour, at every door of headgate and of its peers
 	@$(BIN)/python -m benchmarks.exactness --python build/web-peers/bin/python $(BENCH_FLAGS)
 
@@ -170,14 +191,34 @@ web-peers: $(WEB_PEERS) ## limiters of other projects for web frameworks, in bui
 
 shared-peers: $(SHARED_PEERS) ## what `make bench BENCH_FLAGS="--only shared"` runs beside, in build/shared-peers
 
+docs: docs-stage ## the site, into build/site; a link that leads nowhere is an error
+	@$(BIN)/zensical build --strict --clean
+
+docs-serve: docs-stage ## the site on http://127.0.0.1:8000/; run `make docs-stage` in another terminal after a change
+	@$(BIN)/zensical serve --dev-addr 127.0.0.1:8000
+
+docs-stage: $(CHECK_TOOLS)
+	@$(BIN)/python docs/stage.py
+
 docs-plots: $(TOOLS) ## draw the pictures of the documentation anew
 	@$(BIN)/python docs/plots.py
 	@$(BIN)/python docs/hybrid_tables.py
+	@$(BIN)/python docs/lease_rules.py
 	@$(BIN)/python docs/jobs_plot.py
 	@$(BIN)/python docs/region_figures.py
+	@$(BIN)/python docs/architecture_plot.py
+
+wheel: $(RELEASE_TOOLS) ## into dist: sdist, pure wheel, this platform's wheel; checked, installed without a compiler, tested
+	@PYTHONPYCACHEPREFIX= $(QUICK) build/release-tools/bin/python -m release.wheel $(WHEEL_FLAGS) $(QUICK_TESTS)
+
+sbom: $(RELEASE_TOOLS) ## into dist: what the wheel of dist and each extra bring along, as CycloneDX
+	@build/release-tools/bin/python -m release.sbom dist/*-py3-none-any.whl
+
+release-check: check wheel sbom ## all of a release that a machine can check, up to the upload
+	@build/release-tools/bin/python -m release.ready
 
 clean: ## remove everything that make has made, .venv too
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf .venv build dist .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests benchmarks examples docs -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	find src -name '*.so' -delete
 
@@ -213,6 +254,14 @@ $(SHARED_PEERS): pyproject.toml | $(BIN)/python
 	@$(PYTHON) -m venv build/shared-peers
 	@build/shared-peers/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
 	@build/shared-peers/bin/python -m pip --disable-pip-version-check -qq install --group shared-peers
+	@touch $@
+
+# What makes a release has an environment of its own, so that no other package can change what is uploaded.
+$(RELEASE_TOOLS): pyproject.toml
+	@echo "== tools that build and check wheels"
+	@$(PYTHON) -m venv build/release-tools
+	@build/release-tools/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
+	@build/release-tools/bin/python -m pip --disable-pip-version-check -qq install --group release
 	@touch $@
 
 # What the service needs and no more: the tools for tests take minutes where the network is slow.

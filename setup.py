@@ -22,6 +22,7 @@ from setuptools.command.build_ext import build_ext
 
 HOT_PATH = [
     "src/headgate/decision.py",
+    "src/headgate/telemetry/counts.py",
     *sorted(glob("src/headgate/algorithms/[!_]*.py")),
     "src/headgate/stores/key_table.py",
     "src/headgate/stores/memory_joint.py",
@@ -32,11 +33,15 @@ HOT_PATH = [
     "src/headgate/budget/records.py",
     "src/headgate/budget/state.py",
     "src/headgate/budget/subjects.py",
+    "src/headgate/budget/server_calls.py",
+    "src/headgate/budget/hold_plans.py",
     "src/headgate/budget/holds.py",
+    "src/headgate/hybrid/inflow.py",
     "src/headgate/hybrid/lease.py",
     "src/headgate/hybrid/fallback_policy.py",
     "src/headgate/hybrid/table.py",
     "src/headgate/web/headers.py",
+    "src/headgate/web/hot_fields.py",
     "src/headgate/web/asgi_hot_path.py",
     "src/headgate/web/wsgi_hot_path.py",
     "src/headgate/service/protobuf.py",

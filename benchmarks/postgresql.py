@@ -1,4 +1,6 @@
-"""PostgreSQL: headgate beside pyrate-limiter's bucket and beside a bare `SELECT 1`, on one server of our own.
+"""PostgreSQL: headgate beside two peers and a bare `SELECT 1`, on one server of our own.
+
+The peers are pyrate-limiter's bucket, and the throttle of Django REST framework on Django's cache in the database.
 
 One check after another from a thread, and then from 256 tasks of an event loop, whose checks travel together. One round
 of all contenders is `python -m benchmarks.postgresql URL KEYS`, which prints one line of JSON, so that each build of
@@ -29,8 +31,9 @@ from benchmarks.workload import ALGORITHMS, QUOTA, quiet, traffic
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS, PYRATE, BARE = "headgate", "pyrate-limiter", "SELECT 1"
+DRF = "DRF throttle, database cache"
 TASKS = 256
-PEER_SHARE = 10  # the peer gets so many times fewer checks: each takes about as many times longer
+PEER_SHARE = 10  # a peer gets so many times fewer checks: each takes about as many times longer
 
 Check = Callable[[str], Any]
 Figures = dict[str, float]
@@ -72,6 +75,37 @@ def pyrate(url: str, keys: Sequence[str], name: str) -> Figures:
             limiter.close()
             for bucket in buckets.values():
                 bucket.flush()
+
+
+def rest_framework(url: str, keys: Sequence[str], name: str) -> Figures:
+    """The throttle of Django REST framework, whose cache is a table. It reads and then writes, so it is not exact."""
+    from urllib.parse import urlsplit
+
+    import django
+    from django.conf import settings
+    from django.core.management import call_command
+
+    at = urlsplit(url)
+    database: dict[str, Any] = {"ENGINE": "django.db.backends.postgresql", "NAME": at.path[1:], "USER": at.username}
+    database |= {"HOST": at.hostname, "PORT": at.port, "CONN_MAX_AGE": None}
+    cache: dict[str, Any] = {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": f"{name}_cache"}
+    cache["OPTIONS"] = {"MAX_ENTRIES": 1_000_000}
+    settings.configure(DATABASES={"default": database}, CACHES={"default": cache})
+    django.setup()
+    call_command("createcachetable")
+    from django.db import connections
+    from rest_framework.throttling import SimpleRateThrottle
+
+    class Throttle(SimpleRateThrottle):  # type: ignore[misc]  # it has no types
+        rate = QUOTA
+
+        def get_cache_key(self, request: Any, view: Any) -> str:
+            return str(request)
+
+    try:
+        return timed(lambda key: Throttle().allow_request(key, None), keys)
+    finally:
+        connections.close_all()
 
 
 def bare(url: str, keys: Sequence[str]) -> Figures:
@@ -119,10 +153,12 @@ def one_round(url: str, keys: Sequence[str]) -> dict[str, Figures]:
     """Every contender once."""
     name = f"r{os.getpid()}"
     found = {f"{OURS} {algorithm}": ours(url, algorithm, keys, name) for algorithm in ALGORITHMS}
+    names = sorted(set(keys))
+    few = [key for key in keys if key in set(names[: max(1, len(names) // PEER_SHARE)])]
     if find_spec("pyrate_limiter") and find_spec("psycopg_pool"):
-        names = sorted(set(keys))
-        few = [key for key in keys if key in set(names[: max(1, len(names) // PEER_SHARE)])]
         found[PYRATE] = pyrate(url, few, name)
+    if find_spec("rest_framework"):
+        found[DRF] = rest_framework(url, few, name)
     found[BARE] = bare(url, keys)
     found[f"{OURS} {TASKS} tasks"] = asyncio.run(ours_async(url, keys, name + "a"))
     found[f"{BARE} async"] = asyncio.run(bare_async(url, keys))

@@ -195,14 +195,85 @@ class Report:
         self.console.print(table)
 
     def remote(self, title: str, found: Mapping[str, Mapping[str, float]]) -> None:
-        """Show the percentiles of each contender, and their ratios to those of the first."""
+        """Show the percentiles of each contender, and the ratios of the slowest hundredth to that of the first."""
         first = next(iter(found.values()))
-        table = self._table(title, ["contender"], [*first, *(f"times {name}" for name in first)])
+        compared = [name for name in first if name.endswith("p99")] or list(first)
+        table = self._table(title, ["contender"], [*first, *(f"times {name}" for name in compared)])
         for name, figures in found.items():
             cells = [f"{value:.0f}" for value in figures.values()]
-            cells += [f"{value / first[column]:.2f}" for column, value in figures.items()]
+            cells += [f"{figures[column] / first[column]:.2f}" for column in compared]
             table.add_row(name, *cells, style="bold" if "://" in name else None)
         self.console.print(table)
+
+    def latency(self, title: str, found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+        """Show both percentiles of each contender at each delay; *found* by delay, then by contender."""
+        table = self._table(title, ["contender"], [f"{delay} ms" for delay in found])
+        for name in next(iter(found.values())):
+            cells = [f"{by[name]['p50'] / 1000:.3f}  {by[name]['p99'] / 1000:.3f}" for by in found.values()]
+            table.add_row(name, *cells, style="dim" if name.startswith(("(", "limits")) else "bold")
+        self.console.print(table)
+
+    def cluster(self, title: str, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Show what each load took of the servers; *found* by load, then by the number of nodes."""
+        columns = [
+            "checks/s",
+            "servers' us/check",
+            "script us",
+            "checks/trip",
+            "busiest node",
+            "fullest node",
+            "full at",
+        ]
+        table = self._table(title, ["load", "nodes"], columns)
+        for load, by in found.items():
+            for count, one in by.items():
+                cells = [f"{one['per_second']:,.0f}", f"{one['server_us']:.1f}", f"{one['commands']:.2f}"]
+                cells += [f"{one['checks_per_trip']:.1f}"]
+                cells += [f"{one['busiest']:.1%}", f"{one['fullest']:.1%}", f"{one['full_at']:,.0f}"]
+                table.add_row(load, count, *cells)
+        self.console.print(table)
+
+    def sizing(self, found: Mapping[str, Any]) -> None:
+        """Show bytes a key everywhere, then logs by their length and by their kind."""
+        servers: Mapping[str, Any] = found["servers"]
+        for name, by in servers.items():
+            columns = ["key and value", "MEMORY USAGE", "all in"]
+            table = self._table(f"{name}: bytes a key after one call", ["rule"], columns)
+            for rule, one in by["keys"].items():
+                table.add_row(rule, *(f"{one[what]:.0f}" for what in ("content", "usage", "grown")))
+            self.console.print(table)
+        columns = ["allocated", "resident", "shared file"]
+        table = self._table("In process: bytes a key after one call", ["rule"], columns)
+        for rule, one in found["process"].items():
+            table.add_row(
+                rule, *(f"{one[what]:.0f}" for what in ("allocated", "grown")), f"{found['shared'][rule]:.0f}"
+            )
+        self.console.print(table)
+        self.say(f"  hybrid, bytes a warm key: {found['hybrid']:.0f}")
+        for name, by in servers.items():
+            for rule, one in by["million"].items():
+                self.say(f"  {name}, {one['keys']:,} keys of {rule}: {one['used'] / 1e6:.0f} MB")
+        table = self._table("Sliding window log, bytes by its calls", ["calls"], [*servers, "in process, allocated"])
+        for length, size in found["process logs"].items():
+            table.add_row(length, *(f"{by['logs'][length]:,}" for by in servers.values()), f"{size:,.0f}")
+        self.console.print(table)
+        for name, by in servers.items():
+            kinds = list(next(iter(by["log kinds"].values())))
+            heads = [f"{kind} {what}" for kind in kinds for what in ("B", "yes us", "no us")]
+            table = self._table(f"{name}: kinds of logs", ["calls"], heads)
+            for length, rows in by["log kinds"].items():
+                cells = [text for one in rows.values() for text in self._log(one)]
+                table.add_row(length, *cells)
+            self.console.print(table)
+
+    @staticmethod
+    def _log(one: Mapping[str, float]) -> list[str]:
+        return [f"{one['bytes']:,.0f}", f"{one['admitted']:.1f}", f"{one['denied']:.1f}"]
+
+    def seconds(self, seconds: Mapping[str, float]) -> None:
+        """Say how long each part took."""
+        took = ", ".join(f"{part} {value:.0f} s" for part, value in seconds.items())
+        self.say(f"Took {sum(seconds.values()) / 60:.1f} minutes: {took}")
 
     def bars(self, bars: Sequence[Bar]) -> None:
         table = self._table("Bars", ["what"], ["need", "measured", ""])

@@ -19,6 +19,7 @@ START_SECONDS = 10.0
 @dataclass(frozen=True, slots=True)
 class Server:
     url: str
+    port: int
     socket: str  # the path of a Unix socket
     description: str
 
@@ -77,7 +78,7 @@ def running(kind: str) -> Iterator[Server]:
             client.close()
             name = str(info.get("server_name", "redis"))
             version = str(info.get("valkey_version", info["redis_version"]))
-            yield Server(f"redis://127.0.0.1:{port}/0", path, f"{name} {version}")
+            yield Server(f"redis://127.0.0.1:{port}/0", port, path, f"{name} {version}")
         finally:
             process.terminate()
             process.wait()

@@ -12,7 +12,7 @@ from tests.support.resp import ServiceInThread
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = (".", "docs", "docs/web", "benchmarks", "deploy")
+FOLDERS = (".", "docs", "docs/ko", "docs/web", "benchmarks", "deploy")
 PAGES = sorted(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 

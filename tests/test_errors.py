@@ -202,5 +202,5 @@ def test_rate_limited() -> None:
     limiter.try_acquire("k")
     with pytest.raises(RateLimited) as caught:
         limiter.acquire("k", timeout=0)
-    assert caught.value.decision == limiter.peek("k")
+    assert caught.value.decision == limiter.peek("k") and caught.value.retry_after == 60.0
     assert "60" in str(caught.value)

@@ -17,6 +17,7 @@ PACKAGE = Path(headgate.__file__).parent
 LAYERS = [
     ["errors", "_mypyc", "_lifecycle"],
     ["quota", "decision", "clock", "keys", "_plan"],
+    ["telemetry"],
     ["algorithms"],
     ["rule"],
     ["_waiters"],

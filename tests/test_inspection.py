@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate.inspection.doctor import examine, of_info, worst
+from headgate.inspection.doctor import examine, worst
 from headgate.inspection.plan import compare_quotas
+from headgate.inspection.redis_server import of_info
 from headgate.inspection.top import parse, rates
 from headgate.quota import Quota
+from tests.support.clusters import Cluster, Sentinels
+from tests.support.postgres import PostgresServer
 from tests.support.servers import Server, free_port
 from tests.support.service import Service, headgate
 
@@ -108,6 +111,56 @@ def test_doctor_tries_rights(redis_server: Server) -> None:
         client.execute_command("ACL", "DELUSER", "reader")
 
 
+def test_doctor_of_cluster(cluster: Cluster) -> None:
+    """Rights and latency are tried at each server that decides, which has users of its own; all tell of themselves."""
+    primaries = [f"127.0.0.1:{node.port}" for node in cluster.primaries()]
+    found = {finding.check: finding.state for finding in examine(cluster.url)}
+    for name in primaries:
+        assert found[f"{name} limiters"] == found[f"{name} latency"] == found[f"{name} version"] == "ok"
+        assert found[f"{name} replicas"] == found[f"{name} connections"] == found[f"{name} clock"] == "ok"
+    strict = cluster.primaries()[1]
+    strict.client().execute_command("ACL", "SETUSER", "headgate", "-evalsha")
+    try:
+        broken = {finding.check for finding in examine(cluster.url) if finding.state == "problem"}
+    finally:
+        strict.client().execute_command("ACL", "SETUSER", "headgate", "+evalsha")
+    assert broken == {f"{primaries[1]} limiters"}
+
+
+@pytest.mark.once
+def test_doctor_of_sentinels(sentinels: Sentinels) -> None:
+    """The primary that they name is looked at, and each Sentinel says whether it could be replaced."""
+    found = {finding.check: finding for finding in examine(sentinels.url)}
+    asked = [finding for check, finding in found.items() if check.startswith("Sentinel ")]
+    assert len(asked) == 3 and all("Quorum" in finding.detail for finding in asked)
+    assert found[f"127.0.0.1:{sentinels.primary.port} version"].state == "ok"
+
+
+def test_doctor_of_postgresql(postgres_server: PostgresServer) -> None:
+    """Version, clock, connections and tables are told; locks are not for it; a user that may not is found by trying."""
+    found = {finding.check: finding for finding in examine(postgres_server.url)}
+    for check in ("limiters", "latency", "health", "version", "clock", "connections", "autovacuum", "size"):
+        assert found[check].state == "ok", found[check]
+    assert found["locks and queues"].state == "unknown"
+    assert found["persistence"].state == "ok" and "UNLOGGED" in found["persistence"].detail
+    postgres_server.rows("ALTER TABLE headgate_state SET LOGGED")
+    assert {finding.check for finding in examine(postgres_server.url) if finding.state == "warning"} == {"persistence"}
+    postgres_server.rows("REVOKE ALL ON headgate_version FROM headgate")
+    found = {finding.check: finding for finding in examine(postgres_server.url)}
+    assert found["limiters"].state == "problem" and "permission denied" in found["limiters"].detail
+    assert found["server"].state == "unknown"
+
+
+def test_doctor_of_several(redis_server: Server, postgres_server: PostgresServer) -> None:
+    """Each store of a list is looked at by its name, without its password; then whether they decide together."""
+    dead = f"redis://user:s3cret@127.0.0.1:{free_port()}"
+    found = examine(redis_server.url, postgres_server.url, dead)
+    assert [(finding.check, finding.state) for finding in found][-1] == ("majority limiters", "ok")
+    broken = {finding.check.split()[0] for finding in found if finding.state == "problem"}
+    assert len(broken) == 1 and all(dead.rpartition("@")[2] in name for name in broken)
+    assert "s3cret" not in str(found)
+
+
 def test_doctor_without_information() -> None:
     """What a cloud hides is unknown, which is no problem; what it shows is judged."""
     assert {finding.state for finding in of_info({}, 0.0)} == {"unknown"}
@@ -122,6 +175,8 @@ def test_doctor_without_information() -> None:
         "role": "slave",
         "connected_slaves": "0",
         "server_time_usec": "5000000",
+        "connected_clients": "95",
+        "maxclients": "100",
     }
     found = {finding.check: finding.state for finding in of_info(info, 0.0)}
     assert found == {
@@ -130,8 +185,13 @@ def test_doctor_without_information() -> None:
         "persistence": "problem",
         "memory": "problem",
         "replicas": "problem",
+        "connections": "warning",
         "clock": "warning",
     }
+    lonely = {"role": "master", "connected_slaves": "0"}
+    assert [finding.state for finding in of_info(lonely, 0.0, alone=False) if finding.check == "replicas"] == [
+        "warning"
+    ]
 
 
 @pytest.mark.server
@@ -163,6 +223,10 @@ def test_top(tmp_path: Path) -> None:
     done = headgate("top", url, "--once", folder=tmp_path)
     assert done.returncode == 1 and url in done.stderr
     assert headgate("top", url, "--interval", "0", folder=tmp_path).returncode == 2
+    for wrong in ("http://me:s3cret@127.0.0.1:1", "redis://:s3cret@127.0.0.1:1", "http://127.0.0.1:1/ s3cret"):
+        done = headgate("top", wrong, "--once", folder=tmp_path)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "@" not in wrong or ("s3cret" not in done.stderr and "such as http://127.0.0.1:8080" in done.stderr)
 
 
 def test_rates() -> None:

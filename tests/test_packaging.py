@@ -1,10 +1,16 @@
-"""An sdist has everything that a build needs."""
+"""An sdist has everything that a build needs, and what is released is checked before it is uploaded."""
 
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from release.contents import PACKAGE, wheel_faults
+from release.ready import of_archives, of_version, version
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,3 +30,44 @@ def test_sdist(tmp_path: Path) -> None:
     wanted = {str(path.relative_to(tree)) for path in (tree / "src/headgate").rglob("*") if path.is_file()}
     assert "src/headgate/stores/shared/_table.c" in wanted
     assert wanted <= held
+
+
+@pytest.mark.parametrize(
+    ("added", "removed", "words"),
+    [
+        ("", "", []),
+        ("", "headgate/py.typed", ["headgate/py.typed is missing"]),
+        ("", "headgate/service/page/index.html", ["headgate/service/page/index.html is missing"]),
+        ("tests/test_x.py", "", ["tests/test_x.py does not belong into a wheel"]),
+        ("headgate/stores/x.so", "", ["headgate/stores/x.so is compiled, in a wheel for all platforms"]),
+        ("headgate/x.c", "", ["headgate/x.c is a source of C"]),
+    ],
+    ids=["as it is", "no types", "no page", "tests", "library", "C"],
+)
+def test_contents_of_a_wheel(added: str, removed: str, words: list[str], tmp_path: Path) -> None:
+    """What is missing or too much in a wheel is named."""
+    wheel = tmp_path / "headgate-0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as opened:
+        for path in (
+            path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".typed", ".html", ".js", ".css", ".svg")
+        ):
+            if (name := str(path.relative_to(PACKAGE.parent))) != removed:
+                opened.writestr(name, "")
+        if added:
+            opened.writestr(added, "")
+    assert list(wheel_faults(wheel, compiled=False)) == words
+    assert any("was not compiled" in fault for fault in wheel_faults(wheel, compiled=True))
+
+
+def test_what_is_uploaded(tmp_path: Path) -> None:
+    """One archive for each build and no other; the changelog begins with the version."""
+    builds = ["cp311-manylinux_x86_64", "cp314t-macosx_arm64"]
+    names = ["-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "-cp314-cp314t-macosx_11_0_arm64.whl"]
+    for name in (".tar.gz", "-py3-none-any.whl", *names):
+        (tmp_path / f"headgate-1.2.3{name}").touch()
+    assert list(of_archives("1.2.3", builds, tmp_path)) == []
+    assert len(list(of_archives("1.2.4", builds, tmp_path))) == 8
+    (tmp_path / f"headgate-1.2.3{names[1]}").rename(tmp_path / "headgate-1.2.3-cp314-cp314-macosx_11_0_arm64.whl")
+    assert len(list(of_archives("1.2.3", builds, tmp_path))) == 2, "one is missing, and one is not expected"
+    assert list(of_version(version())) == []
+    assert list(of_version("1.2.3rc1")) != []

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import time
 from array import array
@@ -177,6 +178,7 @@ def test_formats(form: str, packed: bool, tmp_path: Path) -> None:
         (b"14/Nov/2023:00:00:00 +0000", START),
         (b"14/Nov/2023:09:00:00 +0900", START),
         ("2023-11-14T00:00:00Z", START),
+        ("2023-11-14T00:00:00", START),  # no zone: UTC, whatever that of the host is
         ("2023-11-14T01:00:00.000001+01:00", START + 1),
         (1_699_920_000, START),
         ("1699920000.25", START + 250_000),
@@ -213,6 +215,38 @@ def test_bad_logs(text: str, options: Any, words: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BadLog, match=words):
         read_traffic([path], LineReader(**options))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"Log begins\n" + combined(ROWS[0]).encode() + b"\0\1\n" + b"x" * 200_000 + b"\n",
+        b'\xef\xbb\xbf{"ts": 5, "ip": "a"}\nnull\n[1]\n' + b'{"a":' * 100_000 + b"\n",
+        b"\xef\xbb\xbfts,ip\n5,a\n6,\n7," + b"x" * 200_000 + b"\nsoon,a\n",
+        gzip.compress(b'{"ts": 5, "ip": "a"}\n7\n8\n9\n'),  # packed, and its name does not say so
+    ],
+    ids=["combined", "json", "csv", "gzip"],
+)
+def test_broken_lines(text: bytes, tmp_path: Path) -> None:
+    """They are counted and left out, also at the beginning; the other lines are replayed."""
+    path = tmp_path / "log"
+    path.write_bytes(text)
+    traffic = read_traffic([path], LineReader())
+    assert len(traffic) == 1 and traffic.skipped.total() == 3
+
+
+def test_one_client_in_logs_of_two_formats(tmp_path: Path) -> None:
+    """It is one key."""
+    (tmp_path / "a").write_text(combined((START, "10.0.0.1", "-", "/")))
+    (tmp_path / "b").write_text('{"ts": 1699920000, "ip": "10.0.0.1"}\n')
+    assert read_traffic([tmp_path / "a", tmp_path / "b"], LineReader()).names == ["10.0.0.1"]
+
+
+def test_broken_archive(tmp_path: Path) -> None:
+    """The error names the file."""
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(5000))[:3000])
+    with pytest.raises(BadLog, match=r"cut\.gz: it is packed, and broken"):
+        read_traffic([tmp_path / "cut.gz"], LineReader())
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -269,6 +303,7 @@ def test_command(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--suggest", "200%"], 5, "--suggest takes a share"),
         (["--suggest", "--svg", "x"], 5, "need a limit"),
         (["--quota", "9/s", "--key", "usr"], 1, "usr"),
+        (["--quota", "9/s", "--html", "no/such/x.html"], 5, "no folder"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clocks import until
-from tests.support.servers import KINDS, Server
+from tests.support.servers import KINDS, Server, find_binaries
 
 START = """
 import sys
@@ -44,3 +44,12 @@ def test_server_of_another(redis_server: Server) -> None:
     with pytest.raises(RuntimeError, match="cannot start"):
         Server(KINDS[0], port=lambda: redis_server.port)
     assert redis_server.client().get("theirs") == "kept"
+
+
+def test_a_server_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HEADGATE_TEST_REDIS leaves one server; a path that leads nowhere is refused, and says what would be right."""
+    monkeypatch.setenv("HEADGATE_TEST_REDIS", sys.executable)
+    assert find_binaries() == {"redis-given": Path(sys.executable)}
+    monkeypatch.setenv("HEADGATE_TEST_REDIS", "/no/such/redis-server")
+    with pytest.raises(RuntimeError, match="give the path of a redis-server"):
+        find_binaries()

@@ -40,6 +40,7 @@ if limiter.try_acquire("user:123"):
 # service/         headgate over HTTP
 # replay/          headgate replay: what a limit would have done to a log
 # inspection/      headgate plan, doctor and top: settings, stores and services as operators see them
+# telemetry/       figures of the library, for Prometheus and OpenTelemetry
 # cli/             the headgate command
 
 from typing import TYPE_CHECKING, Any

@@ -105,6 +105,13 @@ class WaiterQueue:
             if at_front:
                 queue.move_to_end(waiter, last=False)
 
+    def __len__(self) -> int:
+        """How many callers wait, for whatever key."""
+        return sum([len(queue) for queue in list(self._queues.values())])
+
+    def __bool__(self) -> bool:
+        return True
+
     def is_empty(self, key: str) -> bool:
         """Whether no caller waits for *key*."""
         return key not in self._queues

@@ -28,13 +28,15 @@ LONGEST = 1e9  # seconds, about 30 years
 class BookedSlot:
     """What a slot is, for threads and for asyncio.
 
-    delay     seconds from the booking to the slot; 0.0 if it has come
-    at        when it is, in seconds since the epoch by the clock of the store
-    key, id   what it was booked for
-    permits   what it spends
-    again     whether the id had it already
-    decision  how the quotas stand with it
-    degraded  the store was down and ``on_store_error`` gave it
+    Attributes:
+        delay: seconds from the booking to the slot; 0.0 if it has come
+        at: when it is, in seconds since the epoch by the clock of the store
+        key: what it was booked for
+        id: what it was booked for
+        permits: what it spends
+        again: whether the id had it already
+        decision: how the quotas stand with it
+        degraded: the store was down and ``on_store_error`` gave it
     """
 
     def __init__(self, asked: Booking, booked: Booked) -> None:
@@ -112,8 +114,8 @@ def _check_bookable(rule: Rule, backend: object) -> None:
         )
     if not takes_bookings(backend):
         raise ValueError(
-            f"book() needs a Limiter or AsyncLimiter on a store that keeps slots, memory:// or redis://; "
-            f"{type(backend).__name__} keeps none"
+            "book() needs a Limiter or AsyncLimiter on one store that keeps slots: memory://, redis://, postgresql:// "
+            "or headgate://; shared://, several stores at once and hybrid limiters keep none"
         )
 
 

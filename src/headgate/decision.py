@@ -30,14 +30,15 @@ COMPILED: Final = not isinstance(Units.__init__, FunctionType)
 class Decision:
     """What the limiter said about one call. True in a condition when the call may go on.
 
-    allowed      whether the permits were granted
-    limit        the capacity that was asked: ``burst`` if the quota has one, else its limit
-    remaining    permits that are left now
-    reset_after  seconds until the key is as good as never seen
-    retry_after  seconds after which the same call succeeds if no other call comes first; 0.0 when allowed
-    degraded     the store was down and ``on_store_error`` answered
-
     Limiters make them. For a test that wants one: ``Decision(allowed=False, limit=5, retry_after=2.0)``.
+
+    Attributes:
+        allowed: whether the permits were granted
+        limit: the capacity that was asked: ``burst`` if the quota has one, else its limit
+        remaining: permits that are left now
+        reset_after: seconds until the key is as good as never seen
+        retry_after: seconds after which the same call succeeds if no other call comes first; 0.0 when allowed
+        degraded: the store was down and ``on_store_error`` answered
     """
 
     __slots__ = ("_allowed", "_degraded", "_reset", "_retry", "_units", "_used")

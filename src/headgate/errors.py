@@ -6,7 +6,7 @@
     ├── InvalidPermits      (ValueError)  permits is not a whole number of at least 1
     │   ├── PermitsExceedLimit            more than the capacity: waiting would never help
     │   └── SlotMismatch                  the id has booked a slot of other permits
-    ├── RateLimited                       the time to wait ran out; ``.decision`` says when to come back
+    ├── RateLimited                       the time to wait ran out; ``.decision`` says why, ``.retry_after`` when
     ├── BudgetExceeded                    a hold spent more than it has, and its budget has no more
     ├── StoreUnavailable                  the store did not answer and the policy is ``raise``
     ├── LockTimeout         (TimeoutError)  the lock, or room in the semaphore, did not come free in time
@@ -51,12 +51,22 @@ class SlotMismatch(InvalidPermits):
 
 
 class RateLimited(HeadgateError):
-    """The permits did not come in time; ``decision`` is the refusal, with its ``retry_after``."""
+    """The permits did not come in time.
+
+    Attributes:
+        key: that was asked for
+        decision: the refusal, with its `retry_after`
+    """
 
     def __init__(self, key: str, decision: Decision) -> None:
         super().__init__(key, decision)
         self.key = key
         self.decision = decision
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until the same call succeeds, as the decision says."""
+        return self.decision.retry_after
 
     def __str__(self) -> str:
         d = self.decision
@@ -64,7 +74,12 @@ class RateLimited(HeadgateError):
 
 
 class BudgetExceeded(HeadgateError):
-    """A hold has spent more of an *amount* than it reserved, and its budget has no more: stop, and settle."""
+    """A hold has spent more of an *amount* than it reserved, and its budget has no more: stop, and settle.
+
+    Attributes:
+        key: whose budget
+        amount: what there is no more of
+    """
 
     def __init__(self, key: str, amount: str) -> None:
         super().__init__(key, amount)
@@ -91,6 +106,10 @@ class CircuitOpen(HeadgateError):
 
     While it is open: when it will admit a probe. While other calls probe: soon, after a second or as long as the probes
     have taken so far, and never later than their places are free even if their processes have died.
+
+    Attributes:
+        name: of the breaker
+        retry_after: seconds
     """
 
     def __init__(self, name: str, retry_after: float) -> None:
@@ -105,8 +124,10 @@ class CircuitOpen(HeadgateError):
 class PoolExhausted(HeadgateError):
     """No member came free in time.
 
-    retry_after  seconds until one may be free; None if no time will bring one back, as in an empty pool
-    reasons      how many members are in use, cooling, limited, open or retired
+    Attributes:
+        name: of the pool
+        retry_after: seconds until one may be free; None if no time will bring one back, as in an empty pool
+        reasons: how many members are in use, cooling, limited, open or retired
     """
 
     def __init__(self, name: str, retry_after: float | None, reasons: dict[str, int]) -> None:

@@ -27,7 +27,13 @@ AnyLimiter = TypeVar("AnyLimiter", bound=Limiter | AsyncLimiter, covariant=True)
 
 
 class JointCheck(NamedTuple, Generic[AnyLimiter]):
-    """What is asked of one limiter: a `Limiter` for `try_acquire_all`, an `AsyncLimiter` for its async twin."""
+    """What is asked of one limiter: a `Limiter` for `try_acquire_all`, an `AsyncLimiter` for its async twin.
+
+    Attributes:
+        limiter: the limiter that is asked
+        key: whose permits are spent
+        permits: how many
+    """
 
     limiter: AnyLimiter
     key: str
@@ -39,6 +45,9 @@ def try_acquire_all(checks: Sequence[JointCheck[Limiter]]) -> list[Decision]:
 
     When nothing is spent, the limiters that refuse say so, and the others report their state as it is. Checks of one
     limiter and key add up. One round trip if all limiters are on one Redis; docs/redis.md says what holds elsewhere.
+
+    Args:
+        checks: what to ask of each limiter
     """
     store, asked = _joint_store(checks, Limiter)
     if len(checks) < 2:
@@ -50,7 +59,11 @@ def try_acquire_all(checks: Sequence[JointCheck[Limiter]]) -> list[Decision]:
 
 
 async def try_acquire_all_async(checks: Sequence[JointCheck[AsyncLimiter]]) -> list[Decision]:
-    """The same for limiters of asyncio. A task that is cancelled loses no permits."""
+    """The same for limiters of asyncio. A task that is cancelled loses no permits.
+
+    Args:
+        checks: what to ask of each limiter
+    """
     store, asked = _joint_store(checks, AsyncLimiter)
     if len(checks) < 2:
         return [await check.limiter.try_acquire(check.key, check.permits) for check in checks]

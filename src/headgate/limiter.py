@@ -14,6 +14,7 @@ import copy
 import functools
 import math
 from collections.abc import Sequence
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
@@ -37,10 +38,15 @@ from headgate.stores.base import (
     Store,
     StoreHealth,
     StoreOptions,
+    kind_of,
     open_store,
+    takes_floors,
 )
 from headgate.stores.key_table import KeyTable, TryAcquire
 from headgate.stores.thread_pool import ThreadPoolStore
+from headgate.telemetry.limiters import watch_backend, watch_waits
+from headgate.telemetry.tally import WaitCounts
+from headgate.telemetry.watching import Watched
 
 LONGEST_WAIT = 1e9  # seconds, about 30 years, which every clock can count
 
@@ -50,6 +56,7 @@ class _OnStore:
 
     _backend: Any
     _origin: Self | None = None  # the limiter that `with_timeout` was called on
+    _watched: Watched | None = None
 
     def __init__(
         self,
@@ -69,11 +76,16 @@ class _OnStore:
         self._use(self._open(check_policy(on_store_error)))
         self._clock: Clock = self._backend.clock
         self._waiters = WaiterQueue()
+        self._waits: WaitCounts | None = None  # of callers that waited, from the first on
+        watch_backend(self.rule, self.store, kind_of(self.store), self._backend)
 
     def with_timeout(self, seconds: float) -> Self:
         """This limiter with *seconds* for each call to its store, instead of the store's own `timeout`.
 
         For a caller with a deadline: ``limiter.with_timeout(0.02).try_acquire(key)``. Then `on_store_error` answers.
+
+        Args:
+            seconds: for each call to the store, above 0
         """
         other = copy.copy(self)
         other._use(self._backend.with_timeout(_check_seconds(seconds)))
@@ -82,7 +94,11 @@ class _OnStore:
         return other
 
     def within(self, seconds: float) -> Self:
-        """Another name of `with_timeout`."""
+        """Another name of `with_timeout`.
+
+        Args:
+            seconds: as for `with_timeout`
+        """
         return self.with_timeout(seconds)
 
     def store_health(self) -> StoreHealth:
@@ -110,23 +126,33 @@ class _OnStore:
     def _use(self, backend: Any) -> None:
         self._backend = backend
 
+    def _count_wait(self, result: str, begun: float) -> None:
+        """Count a call that has waited since *begun*."""
+        limiter = self._origin or self
+        if limiter._waits is None:
+            limiter._waits = WaitCounts()  # two threads may come at once: the waits of one of them are lost
+            store = getattr(self.store, "store", self.store)  # a hybrid limiter's is behind its leases
+            limiter._watched = watch_waits(self.rule, kind_of(store), limiter)
+        limiter._waits.add(result, begun)
+
 
 class Limiter(TryAcquire, _OnStore):
     """Decides whether a key may go on, by one quota or by several at once.
 
-    quota           text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
-    algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
-    start           of fixed windows: clock (they start at multiples of the period), or first (at a key's first call)
-    store           a URL (``memory://``, ``shared://name``, ``redis://host:port/db``, ``postgresql://host/db``,
-                    ``headgate://host:port``) or a store object; or a list of those, with *agree*
-    agree           how several stores decide: first (the first that answers) or majority (docs/several.md)
-    name            tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on
-                    Redis other quotas under the same name would mix with it, so give each a name of its own
-    on_store_error  what to answer when the store cannot: allow, deny, local or raise
-    clock           a `headgate.testing.ManualClock`, in tests
-    options         max_keys (memory, shared); prefix, hash_keys, timeout, connect_timeout, max_connections,
-                    min_connections, retries, retry_pause (Redis). A store ignores the options of others, so that a
-                    setting can choose between them
+    Args:
+        quota: text such as ``"100/minute"`` or ``"10/second burst 100"``, a `Quota`, or a list: all must allow
+        algorithm: token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
+        start: of fixed windows: clock (they start at multiples of the period), or first (at a key's first call)
+        store: a URL (``memory://``, ``shared://name``, ``redis://host:port/db``, ``postgresql://host/db``,
+            ``headgate://host:port``) or a store object; or a list of those, with *agree*
+        agree: how several stores decide: first (the first that answers) or majority (docs/several.md)
+        name: tells limiters on one store apart. Limiters of one name, algorithm and quota share their state; on Redis
+            other quotas under the same name would mix with it, so give each a name of its own
+        on_store_error: what to answer when the store cannot: allow, deny, local or raise
+        clock: a `headgate.testing.ManualClock`, in tests
+        **options: max_keys (memory, shared); prefix, hash_keys, timeout, connect_timeout, max_connections,
+            min_connections, retries, retry_pause (Redis). A store ignores the options of others, so that a setting can
+            choose between them
     """
 
     _backend: Backend
@@ -136,7 +162,18 @@ class Limiter(TryAcquire, _OnStore):
         def try_acquire(self, key: str, permits: int = 1, floor: float | None = None) -> Decision:
             """Spend *permits* from *key*; nothing is spent when denied. One round trip.
 
-            With a *floor* only if that share of the capacity remains: 0.2 leaves a fifth to more important callers.
+            Args:
+                key: the client's, such as `user:123`: text of at most 256 bytes
+                permits: how many to spend, at least 1 and at most the capacity
+                floor: a share of the capacity, such as 0.2, that must remain: a fifth is left to more important callers
+
+            Returns:
+                The decision, true when the call may go on.
+
+            Raises:
+                InvalidKey: the key is no such text
+                PermitsExceedLimit: more permits than the capacity
+                StoreUnavailable: the store did not answer and `on_store_error` is raise
             """
             raise NotImplementedError
 
@@ -154,7 +191,19 @@ class Limiter(TryAcquire, _OnStore):
         self._call = backend.try_acquire
 
     def acquire(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
-        """Wait for the permits, first come first served; raise `RateLimited` after *timeout* seconds."""
+        """Wait for the permits, first come first served.
+
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            permits: how many to spend, at least 1 and at most the capacity
+            timeout: seconds to wait; None: for ever
+
+        Returns:
+            The decision that granted them.
+
+        Raises:
+            RateLimited: the time ran out; nothing is spent
+        """
         key, permits, timeout = _check_wait(self.rule, key, permits, timeout)
         wake = SignalSafeEvent()
         return self._wait(acquire(self._waiters, Waiter(key, wake.set), self._clock, timeout), key, permits, wake)
@@ -162,7 +211,13 @@ class Limiter(TryAcquire, _OnStore):
     def pace(self, key: str, permits: int = 1, timeout: float | None = None) -> Decision:
         """Take the next free moment of a leaky bucket and sleep until it comes; calls start evenly spaced.
 
-        Raises `RateLimited` at once when the bucket is full or the wait would be longer than *timeout* seconds.
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            permits: how many to spend, at least 1 and at most the capacity
+            timeout: the longest sleep in seconds; None: any
+
+        Raises:
+            RateLimited: the bucket is full, or the sleep would be longer than *timeout*; at once
         """
         key, permits, timeout = _check_pace(self.rule, key, permits, timeout)
         return self._wait(pace(self.rule, key, permits, timeout), key, permits, SignalSafeEvent())
@@ -172,51 +227,95 @@ class Limiter(TryAcquire, _OnStore):
     ) -> Slot:
         """Book a place in time for *permits*: at ``slot.delay`` seconds from now, behind all earlier bookings.
 
-        For work that is done later, at the pace of the limit, as in a job queue. The same *id* gets the same slot again
-        until *grace* seconds after it, so a job may ask each time that it is delivered; then it is booked anew. Raises
-        `RateLimited`, with nothing spent, if the slot would be later than *within* seconds. One round trip.
+        For work that is done later, at the pace of the limit, as in a job queue. A job may ask each time that it is
+        delivered; after *grace* seconds it is booked anew. One round trip.
+
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            id: of the work; the same id gets the same slot again. None: a new one
+            permits: what the slot spends
+            within: seconds; no slot later than that is given
+            grace: seconds after the slot for which its id keeps it
+
+        Raises:
+            RateLimited: the slot would be later than *within*; nothing is spent
+            SlotMismatch: the id has a slot of other permits
         """
         asked = check_booking(self.rule, self._backend, key, id, permits, within, grace)
         booked: Booked = self._backend.book(asked)  # type: ignore[attr-defined]  # checked by the line above
         return Slot(asked, check_booked(asked, booked), self.cancel_slot)
 
     def cancel_slot(self, key: str, id: str) -> bool:
-        """What `Slot.cancel` does, for a caller that has no more than the id."""
+        """What `Slot.cancel` does, for a caller that has no more than the id.
+
+        Args:
+            key: what the slot was booked for
+            id: of the booking
+        """
         key, id = check_cancel(self.rule, self._backend, key, id)
         done: bool = self._backend.cancel_slot(key, id)  # type: ignore[attr-defined]  # checked by the line above
         self._waiters.wake(key)
         return done
 
     def peek(self, key: str, permits: int = 1) -> Decision:
-        """The answer that `try_acquire` would give, with nothing spent. 0 permits: how things stand."""
+        """The answer that `try_acquire` would give, with nothing spent.
+
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            permits: what would be spent; 0: how things stand
+        """
         return self._backend.peek(key, permits)
 
     def refund(self, key: str, permits: int = 1) -> bool:
         """Give *permits* back, never above the capacity; waiters for the key ask again.
 
-        False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            permits: how many to give back
+
+        Returns:
+            False: the store could not be told, and `on_store_error` is allow, deny or local; raise raises.
         """
         done = self._backend.refund(key, permits)
         self._waiters.wake(check_key(key))
         return done
 
     def reset(self, key: str) -> bool:
-        """Forget *key*, as if never seen. False, as for `refund`: the store could not be told, and still knows it."""
+        """Forget *key*, as if never seen.
+
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+
+        Returns:
+            False, as for `refund`: the store could not be told, and still knows it.
+        """
         done = self._backend.reset(key)
         self._waiters.wake(check_key(key))
         return done
 
     def limit(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
-        """A decorator for functions, and a context manager: denied raises `RateLimited`, or waits up to *timeout*.
+        """A decorator for functions, async ones too, and a context manager.
 
-        *key* is a text, or a function of the call's arguments that returns one.
+        Args:
+            key: a text, or a function of the call's arguments that returns one
+            permits: what a call spends
+            timeout: seconds to wait for them; None: do not wait
+
+        Raises:
+            RateLimited: the call is denied, or its wait is over
         """
         enter = functools.partial(_take, self) if timeout is None else functools.partial(self.acquire, timeout=timeout)
         enter = functools.partial(enter, permits=permits)
         return Guard(key, enter, lambda: self._for_async().limit(key, permits=permits, timeout=timeout))
 
     def paced(self, key: Key, *, permits: int = 1, timeout: float | None = None) -> Guard:
-        """The same through `pace`: calls run later and evenly spaced instead of being refused."""
+        """The same through `pace`: calls run later and evenly spaced instead of being refused.
+
+        Args:
+            key: a text, or a function of the call's arguments that returns one
+            permits: what a call spends
+            timeout: the longest sleep in seconds; None: any
+        """
         enter = functools.partial(self.pace, permits=permits, timeout=timeout)
         return Guard(key, enter, lambda: self._for_async().paced(key, permits=permits, timeout=timeout))
 
@@ -254,7 +353,16 @@ class Limiter(TryAcquire, _OnStore):
             self._clock.wait(wake, request)
             return None
 
-        return run(plan, answer)
+        begun, result = monotonic(), "ended"
+        try:
+            made = run(plan, answer)
+            result = "allowed"
+            return made
+        except RateLimited:
+            result = "denied"
+            raise
+        finally:
+            self._count_wait(result, begun)
 
 
 class AsyncLimiter(_OnStore):
@@ -372,7 +480,16 @@ class AsyncLimiter(_OnStore):
             await self._clock.wait_async(wake, request)
             return None
 
-        return await arun(plan, answer)
+        begun, result = monotonic(), "ended"
+        try:
+            made = await arun(plan, answer)
+            result = "allowed"
+            return made
+        except RateLimited:
+            result = "denied"
+            raise
+        finally:
+            self._count_wait(result, begun)
 
 
 def _check_seconds(seconds: float) -> float:
@@ -382,9 +499,9 @@ def _check_seconds(seconds: float) -> float:
 
 
 def _check_floor(rule: Rule, backend: object, permits: int, floor: float) -> tuple[int, int]:
-    if not hasattr(backend, "try_acquire_above"):
+    if not takes_floors(backend):
         raise ValueError(
-            "floor= needs a Limiter or AsyncLimiter on memory://, shared:// or redis://; "
+            "floor= needs a Limiter or AsyncLimiter on memory://, shared://, redis://, postgresql:// or headgate://; "
             f"{type(backend).__name__} decides without one"
         )
     return check_floor(floor, permits, rule.parts)

@@ -31,9 +31,17 @@ _LONGEST = 3660 * 86400  # seconds, ten years: numbers of microseconds that a do
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """*limit* permits each *period* seconds; a bucket may hold *burst* of them at once (default: *limit*).
+    """So many permits in so much time: ``Quota(limit=100, period=60.0)``, or as text ``"100/minute"``.
 
     Immutable and hashable. ``str(quota)`` gives text that `Quota.parse` reads back to an equal value.
+
+    Args:
+        limit: permits in a period
+        period: seconds, from a microsecond to ten years
+        burst: what a bucket may hold at once; None: *limit*. Not for windows
+
+    Raises:
+        InvalidQuota: a number is out of range
     """
 
     limit: int
@@ -63,7 +71,14 @@ class Quota:
 
     @classmethod
     def parse(cls, text: str | Quota) -> Quota:
-        """Read a quota from text; a `Quota` passes through."""
+        """Read a quota from text; a `Quota` passes through.
+
+        Args:
+            text: such as ``100/minute``, ``80/10 minutes`` or ``10/second burst 100``
+
+        Raises:
+            InvalidQuota: the text is none; the message says what would be
+        """
         if isinstance(text, Quota):
             return text
         if not isinstance(text, str):

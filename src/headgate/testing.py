@@ -21,6 +21,10 @@ class ManualClock:
     A test that waits, and has no other thread or task to call `advance`, would hang: after *patience* real seconds
     without an `advance`, the wait raises a RuntimeError. Daemon threads, and tasks that are not alone in their event
     loop, go on waiting.
+
+    Args:
+        start: seconds since the epoch
+        patience: real seconds that a caller may wait without an `advance`
     """
 
     def __init__(self, start: float = 1_699_920_000.0, *, patience: float = 30.0) -> None:
@@ -38,7 +42,11 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by *seconds* (to the nearest microsecond) and wake the waiters that are due."""
+        """Move on, and wake the waiters that are due.
+
+        Args:
+            seconds: how far, to the nearest microsecond; 0 or more
+        """
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"time moves forward: advance() takes seconds >= 0, got {seconds!r}")
         with self._lock:
@@ -84,7 +92,12 @@ class ManualClock:
         return self._now
 
     def call_later(self, seconds: float, call: Callable[[], object]) -> None:
-        """Have `advance` call *call* once it has moved on by *seconds*."""
+        """Have `advance` call *call* once it has moved on by *seconds*.
+
+        Args:
+            seconds: from now
+            call: a function without arguments
+        """
         with self._lock:
             due = self._now + math.ceil(seconds * 1_000_000)
             if due > self._now:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headgate import Budget
+from headgate.budget.records import packed, spec_of
 from headgate.budget.state import budget_machine
 from headgate.coordination.states.machine import Operation
 from tests.coordination.test_lost_replies import CALLERS, FAULTS, READS, DistantTwins
@@ -23,26 +24,26 @@ ROOT = Path(__file__).parent.parent.parent
 LONG = 20.0
 SECOND = 1_000_000
 MACHINE = budget_machine("default")
-SPEC = "- a 100000000000 1 x b 50000000000 1"
+SPEC = spec_of([("-", "a", 10**11, 1), ("x", "b", 5 * 10**10, 1)])
 TERMS = (10 * SECOND, "", "charge", 0, "")
-READS[MACHINE.prefix] = Operation("available", ("", SPEC, "0 0"))
+READS[MACHINE.prefix] = Operation("available", ("", SPEC, packed([0, 0])))
 
 STEPS: list[tuple[Any, ...]] = [
-    ("reserve", "a", SPEC, "20000000000 10000000000", *TERMS),
-    ("reserve", "b", SPEC, "70000000000 30000000000", *TERMS),
-    ("reserve", "c", SPEC, "20000000000 10000000000", 10 * SECOND, "", "charge", 5 * SECOND, "x"),
-    ("extend", "a", SPEC, "25000000000 10000000000", 10 * SECOND, "5 6"),
-    ("extend", "b", SPEC, "90000000000 30000000000", 10 * SECOND, "1 1"),
-    ("settle", "a", SPEC, "1 2", "", 0),
-    ("available", "", SPEC, "0 0"),
-    ("reserve", "c", SPEC, "20000000000 10000000000", 10 * SECOND, "", "charge", 5 * SECOND, "x"),
-    ("withdraw", "c", SPEC, "0 0", "", 0),
-    ("settle", "unknown", SPEC, "5 5", "", 1),
-    ("holds", "", SPEC, "0 0"),
-    ("pause", "", SPEC, "5 0"),
+    ("reserve", "a", SPEC, packed([20_000_000_000, 10_000_000_000]), *TERMS),
+    ("reserve", "b", SPEC, packed([70_000_000_000, 30_000_000_000]), *TERMS),
+    ("reserve", "c", SPEC, packed([20_000_000_000, 10_000_000_000]), 10 * SECOND, "", "charge", 5 * SECOND, "x"),
+    ("extend", "a", SPEC, packed([25_000_000_000, 10_000_000_000]), 10 * SECOND, packed([5, 6])),
+    ("extend", "b", SPEC, packed([90_000_000_000, 30_000_000_000]), 10 * SECOND, packed([1, 1])),
+    ("settle", "a", SPEC, packed([1, 2]), "", 0),
+    ("available", "", SPEC, packed([0, 0])),
+    ("reserve", "c", SPEC, packed([20_000_000_000, 10_000_000_000]), 10 * SECOND, "", "charge", 5 * SECOND, "x"),
+    ("withdraw", "c", SPEC, packed([0, 0]), "", 0),
+    ("settle", "unknown", SPEC, packed([5, 5]), "", 1),
+    ("holds", "", SPEC, packed([0, 0])),
+    ("pause", "", SPEC, packed([5, 0])),
     (11.0,),
-    ("settle", "b", SPEC, "5 5", "", 0),
-    ("available", "", SPEC, "0 0"),
+    ("settle", "b", SPEC, packed([5, 5]), "", 0),
+    ("available", "", SPEC, packed([0, 0])),
 ]
 
 
@@ -67,12 +68,12 @@ def test_every_operation(kind: str, caller: str, redis_server: Server) -> None:
 def test_a_late_reservation(redis_server: Server) -> None:
     """A reservation that was delayed in the network and arrives after its settle holds nothing."""
     twins = Twins(MACHINE, redis_server)
-    assert twins.step("reserve", "a", SPEC, "5 5", *TERMS)[0] == 1
-    assert twins.step("settle", "a", SPEC, "5 5", "", 0) == [1]
-    assert twins.step("reserve", "a", SPEC, "5 5", *TERMS)[0] == -1
-    assert twins.step("withdraw", "b", SPEC, "0 0", "", 0) == [0]
-    assert twins.step("reserve", "b", SPEC, "5 5", *TERMS)[0] == -1, "withdrawn before it arrived"
-    assert twins.step("reserve", "a", SPEC, "5 5", 10 * SECOND, "another", "charge", 0, "")[0] == 1
+    assert twins.step("reserve", "a", SPEC, packed([5, 5]), *TERMS)[0] == 1
+    assert twins.step("settle", "a", SPEC, packed([5, 5]), "", 0) == [1]
+    assert twins.step("reserve", "a", SPEC, packed([5, 5]), *TERMS)[0] == -1
+    assert twins.step("withdraw", "b", SPEC, packed([0, 0]), "", 0) == [0]
+    assert twins.step("reserve", "b", SPEC, packed([5, 5]), *TERMS)[0] == -1, "withdrawn before it arrived"
+    assert twins.step("reserve", "a", SPEC, packed([5, 5]), 10 * SECOND, "another", "charge", 0, "")[0] == 1
     twins.close()
 
 

@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.budget.records import DONE_TTL, LOST_TTL, MAX_WOKEN, buckets_of, forget_at
+from headgate.budget import records
+from headgate.budget.records import DONE_TTL, LOST_TTL, MAX_WOKEN, buckets_of, forget_at, packed
 from headgate.budget.state import BudgetState, budget_machine
 from headgate.clock import MICROSECONDS
 from headgate.coordination.states.machine import Operation
@@ -22,8 +23,8 @@ A = ("- a",)
 SPECS = [["- a"], ["- a", "- b"], ["- a", "x a"], ["- b", "y b"]]
 
 
-def spec_of(names: Sequence[str]) -> str:
-    return " ".join(f"{name} {BUCKETS[name][0]} {BUCKETS[name][1]}" for name in names)
+def spec_of(names: Sequence[str]) -> bytes:
+    return records.spec_of([(*name.split(), *BUCKETS[name]) for name in names])  # type: ignore[misc]  # two words each
 
 
 class Model:
@@ -91,10 +92,6 @@ def random_units(dice: random.Random, names: Sequence[str]) -> list[int]:
     return [dice.choice([0, 1, dice.randrange(BUCKETS[name][0] // 2), BUCKETS[name][0] // 3]) for name in names]
 
 
-def text(units: Sequence[int]) -> str:
-    return " ".join(map(str, units))
-
-
 def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> dict[str, int]:
     seen: dict[str, int] = {}
     for _ in range(steps):
@@ -112,36 +109,37 @@ def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> di
         if op == "reserve":
             ttl, lost = dice.choice([0, WAITER, WAITER]), dice.choice(["charge", "release", "spent"])
             path = names[-1].split()[0].replace("-", "")
-            granted, _, binds, *_ = reply = twins.step(op, id, spec, text(units), HOLD, nonce, lost, ttl, path)
+            granted, _, binds, *_ = reply = twins.step(op, id, spec, packed(units), HOLD, nonce, lost, ttl, path)
             check_reserve(model, now, id, names, units, nonce, lost, ttl, reply)
             if binds:
                 assert reply[3] == model.available(names[binds - 1])
             if times > 1 and granted:
-                assert twins.step(op, id, spec, text(units), HOLD, nonce, lost, ttl, path)[0] == granted
+                assert twins.step(op, id, spec, packed(units), HOLD, nonce, lost, ttl, path)[0] == granted
         elif op == "extend":
             spent = [dice.randrange(amount + 1) for amount in units]
-            reply = twins.step(op, id, spec, text(units), HOLD, text(spent))
+            reply = twins.step(op, id, spec, packed(units), HOLD, packed(spent))
             if times > 1:
-                assert twins.step(op, id, spec, text(units), HOLD, text(spent))[0] == reply[0]
+                assert twins.step(op, id, spec, packed(units), HOLD, packed(spent))[0] == reply[0]
             check_extend(model, now, id, names, units, spent, reply)
         elif op in ("settle", "withdraw"):
             final = units if op == "settle" else [0] * len(units)
             unknown = dice.choice([0, 0, 1]) if op == "settle" else 0
-            reply = twins.step(op, id, spec, text(final), nonce, unknown)
+            reply = twins.step(op, id, spec, packed(final), nonce, unknown)
             check_end(model, now, op, id, names, final, nonce, unknown, reply)
-            again = twins.step(op, id, spec, text(final), nonce, unknown)
+            again = twins.step(op, id, spec, packed(final), nonce, unknown)
             assert again[0] == reply[0]
         elif op == "pause" and dice.random() < 0.2:
-            reply = twins.step(op, "", spec, text(units), times=times)
+            reply = twins.step(op, "", spec, packed(units), times=times)
             for bucket, amount in zip(names, units, strict=True):
                 model.debts[bucket] += max(model.available(bucket) + amount, 0)
         elif op == "holds":
-            reply = twins.step(op, "", spec, text(units))
-            rows = zip(reply[::4], reply[1::4], reply[2::4], strict=True)
-            found = {each: (left, its_spec) for each, left, its_spec in rows}
-            assert found == {each: (hold[0] - now, spec_of(hold[1])) for each, hold in model.live.items()}
+            reply = twins.step(op, "", spec, packed(units))
+            rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+            found = {each: (left, its_units) for each, left, its_units in rows}
+            live = {each: hold for each, hold in model.live.items() if hold[1] == names}
+            assert found == {each: (hold[0] - now, " ".join(map(str, hold[2]))) for each, hold in live.items()}
         every = list(BUCKETS)
-        available = twins.step("available", "", spec_of(every), text([0] * len(every)))
+        available = twins.step("available", "", spec_of(every), packed([0] * len(every)))
         assert available == [model.available(bucket) for bucket in every], (op, id, names, units)
         if op not in ("holds", "pause"):
             what = f"{op} {reply[0]}"
@@ -253,12 +251,12 @@ def test_thousands_of_random_steps(redis_server: Server) -> None:
 def reserve(
     twins: Twins, id: str, units: int, ttl: int = WAITER, names: Sequence[str] = ("- a",), path: str = ""
 ) -> Any:
-    both = text([units] * len(names))
+    both = packed([units] * len(names))
     return twins.step("reserve", id, spec_of(names), both, HOLD, "", "release", ttl, path)
 
 
 def settle(twins: Twins, id: str, units: int, names: Sequence[str] = A) -> Any:
-    return twins.step("settle", id, spec_of(names), text([units] * len(names)), "", 0)
+    return twins.step("settle", id, spec_of(names), packed([units] * len(names)), "", 0)
 
 
 def test_large_ones_do_not_starve(redis_server: Server) -> None:
@@ -304,11 +302,11 @@ def test_a_clock_that_is_put_back(redis_server: Server) -> None:
     spec = spec_of(["- a"])
     for back, drained in (30, 0), (90, 5 * SECOND):
         now = twins.clock.now()
-        [before] = twins.step("available", "", spec, "0")
+        [before] = twins.step("available", "", spec, packed([0]))
         twins.clock._now = now - back * SECOND  # no public way to put it back
         reserve(twins, f"touch {back}", 0)
         twins.clock.advance(5)
-        assert twins.step("available", "", spec, "0") == [before + drained]
+        assert twins.step("available", "", spec, packed([0])) == [before + drained]
         twins.clock._now = now
     twins.close()
 
@@ -337,7 +335,7 @@ def test_the_short_way() -> None:
                 id, names = live.pop(dice.randrange(len(live)))
                 units, spec = random_units(dice, names), spec_of(names)
                 if what == "extend":
-                    both = [each.extend(now, id, spec, text(units), HOLD, text(units)) for each in (law, short)]
+                    both = [each.extend(now, id, spec, packed(units), HOLD, packed(units)) for each in (law, short)]
                     assert both[0] == both[1]
                     live.append((id, names))
                 else:
@@ -348,12 +346,26 @@ def test_the_short_way() -> None:
             if dice.random() < 0.05:  # waiters give up
                 law.waiting.clear()
                 short.waiting.clear()
-            every = (now, "", spec_of(list(BUCKETS)), "")
+            every = (now, "", spec_of(list(BUCKETS)), b"")
             assert law.available(*every) == short.available(*every)
-            assert law.holds(*every) == short.holds(*every)
+            for names in SPECS:
+                assert law.holds(now, "", spec_of(names), b"") == short.holds(now, "", spec_of(names), b"")
             assert law.waiting.keys() == short.waiting.keys()
     grants = {("grant", True, 1), ("grant", False, 1), ("grant", False, 0)}
     assert outcomes == grants | {("settle", True, 1), ("settle", False, 1), ("settle", False, 0)}
+
+
+def test_not_one_unit_more(redis_server: Server) -> None:
+    """The short ways too grant all that there is, and not a unit more, of which a permit is many."""
+    twins, names, room = Twins(MACHINE, redis_server), ["- b"], BUCKETS["- b"][0]
+    short, spec = BudgetState(), spec_of(["- b"])
+    for id, units, granted in ("first", 1, 1), ("over", room, 0), ("rest", room - 1, 1), ("one more", 1, 0):
+        assert reserve(twins, id, units, ttl=0, names=names)[0] == granted, id
+        assert short.grant(SECOND, id, spec, buckets_of(spec), [units], HOLD, "release") == bool(granted), id
+    assert settle(twins, "rest", room - 1, names) == [1] and settle(twins, "first", 0, names) == [1]
+    for id, units, granted in ("over", 2, 0), ("last", 1, 1):  # beside a debt
+        assert reserve(twins, id, units, ttl=0, names=names)[0] == granted, id
+    twins.close()
 
 
 def test_nothing_is_left(redis_server: Server) -> None:
@@ -370,5 +382,5 @@ def test_nothing_is_left(redis_server: Server) -> None:
 
 
 def _operation(name: str, id: str, units: int) -> Any:
-    more: tuple[str | int, ...] = (HOLD, "", "charge", 0, "") if name == "reserve" else ("", 0)
-    return Operation(name, (id, spec_of(["- a"]), str(units), *more))
+    more: tuple[str | int | bytes, ...] = (HOLD, "", "charge", 0, "") if name == "reserve" else ("", 0)
+    return Operation(name, (id, spec_of(["- a"]), packed([units]), *more))

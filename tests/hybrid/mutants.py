@@ -22,6 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLEET, TWINS, LEASE = "test_fleet.py", "test_twins.py", "test_lease.py"
 HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py", "test_stats.py"
+INFLOWS = "test_inflow.py"
 SIMULATE, STORES = "test_simulate.py", "test_ledger_stores.py"
 REGIONS, REGION_TWINS = "test_regions.py", "test_region_twins.py"
 
@@ -38,8 +39,8 @@ MUTANTS = [
     Mutant(
         "refill ignores what is leased out",
         "ledger.py",
-        "(now - self.at) * params.rate, top), params.capacity_units",
-        "(now - self.at) * params.rate, params.capacity_units), params.capacity_units",
+        "return min(self.free + came, top), params.capacity_units",
+        "return min(self.free + came, params.capacity_units), params.capacity_units",
     ),
     Mutant(
         "report applied before refill",
@@ -60,9 +61,8 @@ MUTANTS = [
     Mutant(
         "an expired lease is refunded",
         "ledger.py",
-        "            self._burn(now)\n        free -= self._overhang()\n",
-        "            was = self.leased_out\n            self._burn(now)\n            free += (was - self.leased_out) * params.cost\n"
-        "        free -= self._overhang()\n",
+        "            unclaimed = self._burn(now)\n",
+        "            was = self.leased_out\n            unclaimed = self._burn(now)\n            free += (was - self.leased_out) * params.cost\n",
     ),
     Mutant("no sequence check", "ledger.py", "if record and request.seq <= record.seq:", "if record and request.seq < 0:"),
     Mutant("the same number twice", "ledger.py", "if record and request.seq <= record.seq:", "if record and request.seq < record.seq:"),
@@ -85,8 +85,8 @@ MUTANTS = [
     Mutant(
         "a lost grant is not taken back from what is out",
         "ledger.py",
-        "            self.leased_out -= record.granted\n            record.leased_out -= record.granted\n",
-        "            record.leased_out -= record.granted\n",
+        "            self.leased_out -= record.granted + record.room\n            record.leased_out -= record.granted + record.room\n",
+        "            record.leased_out -= record.granted + record.room\n",
     ),
     Mutant(
         "permits that were decided and not received come back",
@@ -126,7 +126,7 @@ MUTANTS = [
     Mutant("first come takes all", "ledger.py", "fair = max(1, ceil(free_permits * min(1, SHARE_FACTOR * part)))", "fair = free_permits", LEASE),
     Mutant("a spare for every node", "ledger.py", "if plenty else 0), full, False", "if plenty or 1 else 0), full, False", LEASE),
     Mutant("a clock that steps back makes leases longer", "ledger.py", "                record.exp -= back\n", "                pass\n", LEASE),
-    Mutant("a lease does not last until the next report", "lease.py", "RESERVE_TTL if is_reserve else max(TTL, 3 * self.report_interval)", "RESERVE_TTL if is_reserve else TTL", LEASE),
+    Mutant("a lease does not last until the next report", "lease.py", "RESERVE_TTL if is_reserve else max(TTL, min(3 * self.report_interval, longest))", "RESERVE_TTL if is_reserve else TTL", LEASE),
     Mutant("a counter leases for a few milliseconds", "lease.py", "self._retry_is_promised(now, trip) or now < self.window_ends_by < now + MARGIN + TICK", "self._retry_is_promised(now, trip)", LEASE),
     Mutant("a counter leases what will have run out", "lease.py", "        if max(first, last) > max(now, self.deny_until + self.deny_extra_time):", "        if False:", RETRY),
     Mutant("a counter leases what was promised", "lease.py", "        return last + TICK > now and last + MARGIN + TICK + 2 * trip >= self.window_ends\n", "        return False\n", RETRY),
@@ -182,14 +182,40 @@ MUTANTS = [
     Mutant("debts go first", "limiter_leases.py", "(lease.debt > 0, lease.last_call_at)", "lease.last_call_at", HABITS),
 ]  # fmt: skip
 
+INFLOW = [
+    ("a lease that ended is spent", "lease.py", "or self.in_flight or self.balance < price or now >= self.expires:", "or self.in_flight or self.balance < price:"),
+    ("a full lease goes on to fill", "inflow.py", "        if came >= self.headroom:\n            came = self.headroom\n", "        if came >= self.room - balance:\n            came = self.room - balance\n"),
+    ("the time of being full comes in later", "inflow.py", "            self.added_at = now  # the rest is lost: the lease is full\n", "            self.added_at += int(came / self.rate) + 1\n"),
+    ("it goes on while a report is under way", "lease.py", "        if inflow is not None and self.in_flight == 0:\n", "        if inflow is not None:\n"),
+    ("a trip brings the larger part", "lease.py", "came = int(min(stopped.rate, inflow.rate) * (now - self.sent_at))", "came = int(max(stopped.rate, inflow.rate) * (now - self.sent_at))"),
+    ("it goes on after a lost reply", "lease.py", "        self.inflow = None  # Redis may have changed it\n", ""),
+    ("it begins when the report was sent", "lease.py", "inflow = inflow_of(reply, params, self.balance, now)", "inflow = inflow_of(reply, params, self.balance, self.sent_at)"),
+    ("a part of a permit is not reported", "lease.py", "held = -(-self.balance // params.cost)", "held = self.balance // params.cost"),
+    ("the ledger refills as if there were none", "ledger.py", "                came -= withheld(came, self.inflow)\n", "                pass\n"),
+    ("room is not counted as leased", "ledger.py", "        self.leased_out += room\n", "        self.leased_out += 0\n"),
+    ("room is made where the bucket is free", "ledger.py", "- has, most - self.leased_out, unused)), 0)", "- has, most - self.leased_out)), 0)"),
+    ("more than the rate comes in", "ledger.py", "inflow = min(wanted, PARTS - self.inflow)", "inflow = wanted"),
+    ("the room of a lost reply is taken for free", "ledger.py", "            free += record.granted * params.cost\n", "            free += (record.granted + record.room) * params.cost\n"),
+    ("an ended lease had no inflow", "ledger.py", "came = (now - max(record.exp, self.at)) * self.params.rate", "came = (now - self.at) * self.params.rate"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"inflow: {name}", file, old, new) for name, file, old, new in INFLOW]
+MUTANTS += [Mutant("inflow: a trip fills a full lease", "lease.py", "came = max(min(came, stopped.headroom, multiply(reply.room, params.cost)), 0)", "came = max(min(came, multiply(reply.room, params.cost)), 0)", INFLOWS)]  # fmt: skip
+MUTANTS += [Mutant("inflow: a clock that runs fast brings more", "inflow.py", "SLOWER: Final = 0.999", "SLOWER: Final = 1.0", INFLOWS)]  # fmt: skip
+MUTANTS += [Mutant("inflow: a refund is put into a full lease", "table.py", "                spent = min(spent, lease.inflow.room - lease.inflow.headroom - lease.balance)\n", "                pass\n", INFLOWS)]  # fmt: skip
+
 LUA = [
-    ("refill ignores what is leased out", "* params.rate, top), params.capacity_units", "* params.rate, params.capacity_units), params.capacity_units"),
+    ("the ledger refills as if there were no inflow", "came = came - withheld(came, s.inflow) end", "came = came end"),
+    ("an ended lease had no inflow", "(now - max(record.exp, s.at)) * params.rate", "(now - s.at) * params.rate"),
+    ("room is not counted as leased", "  s.leased_out = s.leased_out + room\n", ""),
+    ("a long lease outlives its key", "  if s.late > 0 then set('late', s.late) end\n", ""),
+    ("refill ignores what is leased out", "return min(s.free + came, top), params.capacity_units", "return min(s.free + came, params.capacity_units), params.capacity_units"),
     ("an expired lease is refunded", "  free = free - overhang(s, params)\n", "  if s.exp == FOREVER and s.nodes == 0 then free = free + params.cost end\n"),
-    ("a burn before the refill", "  local free, ceiling = load(s, params, now)\n  local loaded", "  if now >= s.exp then burn(s, now, node) end\n  local free, ceiling = load(s, params, now)\n  local loaded"),
+    ("a burn before the refill", "  local free, ceiling = load(s, params, now)\n  local loaded", "  if now >= s.exp then burn(s, params, now, node) end\n  local free, ceiling = load(s, params, now)\n  local loaded"),
     ("a lease is cut short", "held > 0 and max(exp, record.exp) or exp", "exp"),
     ("no sequence check", "if record and request.seq <= record.seq then", "if record and request.seq < 0 then"),
     ("a return is not cut", "max(0, min(request.returned - record.returned, record.leased_out - held))", "max(0, request.returned - record.returned)"),
-    ("a lost grant is not taken back", "    s.leased_out = s.leased_out - record.granted\n", ""),
+    ("a lost grant is not taken back", "    s.leased_out = s.leased_out - record.granted - record.room\n", ""),
     ("the key expires before its leases", "3600000000, 91000000", "3600000000, 1000"),
     ("all records in one call", "for i = 1, size, 1000 do redis.call('HSET', s.key, unpack(pairs_, i, min(i + 999, size))) end", "redis.call('HSET', s.key, unpack(pairs_))"),
     ("a lowered quota owes what is leased", "return params.windowed and top or max(top, 0)", "return top"),
@@ -199,12 +225,16 @@ LUA = [
 MUTANTS += [Mutant(f"Lua: {name}", "script.py", old, new, TWINS) for name, old, new in LUA]
 
 SQL = [
-    ("refill ignores what is leased out", "      top := greatest(capacity - s.leased_out * cost, 0);\n      IF now_us", "      top := capacity;\n      IF now_us"),
+    ("the ledger refills as if there were no inflow", "least(s.free + came - {withheld_all}, top)", "least(s.free + came, top)"),
+    ("an ended lease had no inflow", "(now_us - greatest(l.exp - back, s.at)) * rate", "(now_us - s.at) * rate"),
+    ("room is not counted as leased", "      s.leased_out := s.leased_out + room;\n", ""),
+    ("a long lease outlives its ledger", "THEN s.late := greatest(s.late, rec.exp); END IF;", "THEN s.late := s.late; END IF;"),
+    ("refill ignores what is leased out", "      top := greatest(capacity - s.leased_out * cost, 0);\n      IF s.inflow", "      top := capacity;\n      IF s.inflow"),
     ("an expired lease is refunded", "      s.nodes := s.nodes - z;\n", "      s.nodes := s.nodes - z;\n      free := free + x * cost;\n"),
     ("a lease is cut short", "CASE WHEN held > 0 THEN greatest(expires, rec.exp) ELSE expires END", "expires"),
     ("no sequence check", "IF has_record AND asked_seq <= rec.seq THEN", "IF has_record AND asked_seq < 0 THEN"),
     ("a return is not cut", "greatest(0, least(asked_returned - rec.returned, rec.leased_out - held))", "greatest(0, asked_returned - rec.returned)"),
-    ("a lost grant is not taken back", "        s.leased_out := s.leased_out - rec.granted;\n", ""),
+    ("a lost grant is not taken back", "        s.leased_out := s.leased_out - rec.granted - rec.room;\n", ""),
     ("leases of a ledger that was gone stay", "      DELETE FROM {p}_lease l WHERE l.key = row_key;  -- of a ledger that was gone\n", "      PERFORM 1;\n"),
     ("a peek burns", "    IF op = {peek} THEN\n", "    IF burned THEN DELETE FROM {p}_lease l WHERE l.key = row_key; END IF;\n    IF op = {peek} THEN\n"),
     ("rows are not swept", "IF pages > 0 THEN PERFORM", "IF pages < 0 THEN PERFORM"),

@@ -10,9 +10,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from headgate.hybrid.protocol import PROFILES, quota_params
+from headgate.hybrid.protocol import PROFILES, accuracy_profile, quota_params
 from headgate.rule import Rule
-from tests.support.hybrid_fleet import QUOTAS, STEPS, Fleet, Process
+from tests.support.hybrid_fleet import QUOTAS, START, STEPS, Fleet, Process
 
 RUNS = int(os.environ.get("HEADGATE_MACHINE_RUNS", "60"))  # of each machine; `make soak` asks for thousands
 WALKS = int(os.environ.get("HEADGATE_MACHINE_WALKS", "800"))
@@ -119,6 +119,83 @@ def test_random_walks(kind: str) -> None:
             fleet.finish()
         except AssertionError as error:
             raise AssertionError(f"{kind}, seed {seed}") from error
+
+
+@pytest.mark.bounded(1800)
+def test_walks_with_inflow() -> None:
+    """Leases that refill by themselves: full ones, ended ones, slow trips, lost replies, clocks that run fast."""
+    grew = 0
+    for seed in range(WALKS):
+        dice = random.Random(f"inflow {seed}")
+        fleet = Fleet("token_bucket", 0, "low", [dice.randint(-5, 5) for _ in range(dice.randint(2, 4))])
+        fleet.rule = Rule(
+            dice.choice(["50/second burst 40", "9/second burst 60", "400/second burst 100", "2/second burst 30"])
+        )
+        fleet.params = quota_params(fleet.rule)
+        fleet.profile = accuracy_profile(dice.choice([1.0, 5.0, 300.0]))
+        try:
+            for _ in range(15):
+                walk_with_inflow(fleet, dice)
+                grew += any(process.lease.inflow is not None for process in fleet.processes)
+            fleet.finish()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert grew > 5 * WALKS, "most of the time a lease had inflow"
+
+
+def walk_with_inflow(fleet: Fleet, dice: random.Random) -> None:
+    """A few steps, in which two processes or more share the rate."""
+    limit, wanted = fleet.params.limit, dice.choice([5, 30, 30, 500])
+    which, other = dice.randint(0, 3), dice.randint(0, 3)
+    waiting = [(limit, 1)] if dice.random() < 0.3 else []
+    match dice.choice(["trips", "trips", "slow", "slow", "lost", "idle", "long", "brink", "crash", "walk"]):
+        case "trips":
+            for number, process in enumerate(fleet.processes):
+                if dice.random() < 0.5:
+                    process.lease.report_interval = fleet.profile.longest * 1000  # as after many reports
+                fleet.trip(number, wanted, waiting)
+        case "slow":  # there and back take time, and callers go on meanwhile
+            fleet.report(which, wanted, waiting)
+            for step in (fleet.arrive, fleet.answer):
+                fleet.spend(which, 1, dice.choice([0, limit]))
+                fleet.advance(dice.choice([1_000, 200_000, 2_000_000]))
+                fleet.spend(other, 1, dice.choice([0, limit]))
+                step(-1)
+        case "lost":  # its inflow has changed there, perhaps, and others take the rest
+            fleet.report(which, dice.choice([5, wanted]))
+            if dice.random() < 0.7:
+                fleet.arrive(-1)
+            fleet.lose(which)
+            fleet.trip(which + 1, 500, waiting)
+            for _ in range(3):
+                fleet.advance(dice.choice([1_000, 200_000, 1_000_000]))
+                fleet.spend(which, 1, limit)
+                fleet.spend(which + 1, 1, limit)
+            fleet.trip(which + 1, 500, [(limit, 1)])
+        case "long":  # until the leases end, everybody takes what comes in
+            for _ in range(20):
+                fleet.advance(dice.choice([500_000, 2_000_000, 10_000_000]))
+                for number in range(len(fleet.processes)):
+                    fleet.spend(number, 1, limit)
+        case "idle":  # a lease that is full stays so for a while; then all of it goes at once, and all that comes in
+            fleet.advance(dice.choice([200_000, 1_000_000, 5_000_000]))
+            for _ in range(3):
+                fleet.spend(which, 1, limit)
+                fleet.advance(dice.choice([0, 10_000, 300_000]))
+        case "brink":
+            left = fleet.processes[which % len(fleet.processes)].lease.expires // 1000 - (fleet.true - START)
+            if left > 0:
+                fleet.advance(left + dice.choice([-10_000, 10_000, 1_000_000]))
+            fleet.spend(which, 1, limit)
+            fleet.trip(other, wanted, [(limit, 1)])
+        case "crash":
+            fleet.crash(which)
+        case "walk":
+            walk(fleet, dice, 3)
+    fleet.advance(dice.choice([0, 1_000, 50_000, 400_000]))
+    for number in range(len(fleet.processes)):
+        if dice.random() < 0.5:
+            fleet.spend(number, dice.choice([1, 1, 3]), dice.choice([1, limit]))
 
 
 def test_lowered_quota() -> None:

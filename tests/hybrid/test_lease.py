@@ -489,6 +489,7 @@ def test_clock_steps_back() -> None:
 def test_ttl_of_rare_reports() -> None:
     """A lease lasts until the next report, however rare reports are."""
     pair = leased()
+    pair.profile = PROFILES["low"]
     pair.lease.report_interval = 10 * SECOND
     assert pair.report(demand=100.0).ttl == 30_000_000
 

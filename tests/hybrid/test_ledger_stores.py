@@ -22,7 +22,7 @@ from headgate.hybrid.shared_leases import HEAD, SharedLeases, _thaw
 from headgate.rule import Rule
 from headgate.stores import PostgreSQLStore, SharedStore
 from headgate.stores.base import LeaseCall
-from tests.hybrid.test_twins import QUOTAS, START, _need, _reply, some_request
+from tests.hybrid.test_twins import QUOTAS, START, _need, _reply, perhaps_with_inflow, some_request
 from tests.support.callers import in_threads
 from tests.support.clocks import until
 from tests.support.hybrid_exact import check_ledger
@@ -60,12 +60,13 @@ def postgres_ledgers(postgres_server: PostgresServer) -> Iterator[Ledgers]:
 
     def kept(key: str) -> Ledger:
         """A `Ledger` with the fields of the rows of *key*."""
-        fields = "law, at, free, win, current, previous, leased_out, demand, exp, born, lost"
+        fields = "law, at, free, win, current, previous, leased_out, demand, exp, born, lost, inflow, late"
         [row] = postgres_server.rows(f"SELECT {fields} FROM headgate_ledger WHERE key = '{key}'")
         kind, *numbers = row[0].split(":")
         found = Ledger()
         found.params = QuotaParams(kind, *map(int, numbers))
-        names = ("at", "free", "window", "current", "previous", "leased_out", "demand", "exp", "born", "lost")
+        names = ["at", "free", "window", "current", "previous", "leased_out", "demand", "exp", "born", "lost"]
+        names += ["inflow", "late"]
         for name, value in zip(names, row[1:], strict=True):
             setattr(found, name, value)
         fields = ", ".join(["node", *SLOTS])
@@ -120,6 +121,7 @@ def test_ledger_and_store_agree(kind: str, seed: int, ledgers: Ledgers) -> None:
             ledgers.clock.time += dice.choice(steps)
             params_now = other if dice.random() < 0.05 else params
             request, profile = some_request(dice, seqs, lids, params_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
+            request = perhaps_with_inflow(dice, request, params_now.limit)
             ours = ledger.sync(ledgers.clock.time, params_now, profile, request)
             assert ledgers.ask(key, request, params_now, profile) == ours, f"step {step}: {request}"
             if ours.lease_id:

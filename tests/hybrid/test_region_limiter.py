@@ -112,6 +112,13 @@ def test_a_cut_between_region_and_home(redis_server: Server, mortal_server: Serv
         us.close()
 
 
+def test_accuracy_of_a_region(redis_server: Server) -> None:
+    """A limiter with a home is of high accuracy, and says so."""
+    for accuracy in ("low", 5.0):
+        with pytest.raises(ValueError, match="a limiter with a home takes accuracy='high', got"):
+            HybridLimiter(WIDE, store=redis_server.url, home=redis_server.url, region="eu", accuracy=accuracy)
+
+
 def test_regions_share_what_home_has(redis_server: Server, mortal_server: Server) -> None:
     """Two regions that take all they can get admit the quota between them, and not one more."""
     clock = ManualClock()

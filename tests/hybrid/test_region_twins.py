@@ -103,7 +103,8 @@ def test_regions_and_scripts_agree(seed: int, any_redis_server: Server) -> None:
                 params_now = other if dice.random() < 0.03 else params
                 request, profile = some_request(dice, seqs, lids, whole.limit), PROFILES[dice.choice(sorted(PROFILES))]
                 busy = step // 20 % 2 == 0
-                request = request._replace(demand=dice.choice([whole.speed, whole.speed // 3]) if busy else 0)
+                demand = dice.choice([whole.speed, whole.speed // 3]) if busy else 0
+                request = request._replace(demand=demand, inflow=step % 2)  # no region gives any
                 expected = region.sync(now, params_now, profile, request, since)
                 call_here = RegionCall(LeaseCall(here, params_now, profile, request), since)
                 [found] = region_replies(execute(REGION, region_call([call_here], now)))

@@ -74,7 +74,7 @@ def test_little_is_lost(scenario: Scenario) -> None:
     """What is short at any moment waits in Redis or on a lease; only what finds no room in the bucket is lost."""
     outcome = simulate(scenario)
     assert outcome.over == 0
-    assert outcome.lost_percent < 2
+    assert outcome.lost_percent < (2 if scenario.accuracy == "high" else 6), "callers move, and inflow follows later"
     quick = scenario.accuracy == "high" and scenario.trip < 10
     assert not quick or outcome.lost <= 0.02 * Quota.parse(scenario.quota).capacity, "no refill, but for the start"
 
@@ -155,6 +155,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["--nodes", "many"], "--nodes: must be a whole number, got 'many'"),
         (["--trip", "-1"], "--trip must be a number above 0"),
         (["--load", "nan"], "--load must be a number above 0"),
+        (["--accuracy", "0.1"], "--accuracy must be one of high, medium, low, or the seconds between two reports"),
         (["--seconds", "inf"], "--seconds must be a number above 0"),
         (["--load", "1e9"], "--load: .* lower it"),
         (["--svg", "/nowhere/to be found/x.svg"], "--svg: cannot write"),
@@ -174,9 +175,11 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert re.search(r"leases, high: \d+%", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("wrong", [{"nodes": 0}, {"load": 0}, {"skew": "odd"}, {"accuracy": "odd"}, {"loss": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"nodes": 0}, {"load": 0}, {"skew": "odd"}, {"accuracy": "odd"}, {"loss": 1.0}, {"trace": "x"}]
+)
 def test_bad_scenarios(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"nodes|load|skew|accuracy|loss"):
+    with pytest.raises(ValueError, match=r"nodes|load|skew|accuracy|loss|trace"):
         Scenario(**wrong)  # type: ignore[arg-type]  # that is the test
 
 

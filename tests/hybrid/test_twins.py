@@ -18,7 +18,14 @@ from tests.support.servers import Server
 
 START = 1_700_000_000_000_000
 QUOTAS = {
-    "token_bucket": ["10/second burst 5", "7/second burst 20", "3/minute", "1000000/second burst 1000", "1000/hour"],
+    "token_bucket": [
+        "10/second burst 5",
+        "7/second burst 20",
+        "3/minute",
+        "1000000/second burst 1000",
+        "1000/hour",
+        "97/second burst 60",
+    ],
     "fixed_window": ["5/10s", "20/second", "100/minute"],
     "sliding_window_counter": ["5/10s", "20/second", "100/minute"],
 }
@@ -52,6 +59,15 @@ def some_request(dice: random.Random, seqs: dict[str, int], lids: dict[str, int]
     )
 
 
+def perhaps_with_inflow(dice: random.Random, request: LeaseRequest, limit: int) -> LeaseRequest:
+    """*request*, or what a process asks for that wants a part of the rate."""
+    if dice.random() < 0.5:
+        return request._replace(ttl=dice.choice([request.ttl, 456_000_000]))
+    waiting = ((limit, 1),) if dice.random() < 0.3 else ()
+    demand = dice.choice([1000, 1500, 50_000])
+    return request._replace(inflow=1, is_reserve=0, target=limit, waiting=waiting, demand=demand, ttl=6_000_000)
+
+
 def check_fields(server: Server, key: str, ledger: Ledger) -> None:
     kept = server.client().hgetall(key)
     assert ledger.params and kept["law"] == ledger.params.text
@@ -65,8 +81,11 @@ def check_fields(server: Server, key: str, ledger: Ledger) -> None:
     records = {name[2:]: value for name, value in kept.items() if name.startswith("n:")}
     ours = {
         name: f"{r.lease_id}:{r.seq}:{r.leased_out}:{r.exp}:{r.demand}:{r.returned}:{r.granted}:{r.debt}"
+        + (f":{r.room}:{r.inflow}" if r.inflow else "")
         for name, r in ledger.nodes.items()
     }
+    assert int(kept.get("inflow", 0)) == ledger.inflow
+    assert int(kept.get("late", 0)) == ledger.late
     assert records == ours
     assert server.client().pttl(key) > 0
 
@@ -87,6 +106,7 @@ def test_ledger_and_script_agree(kind: str, seed: int, any_redis_server: Server)
             now += dice.choice([0, 7, 1_500, 200_000, 1_000_000, 6_500_000, -3_000, -2_000_000, -40_000_000])
             params_now = other if dice.random() < 0.05 else params
             request, profile = some_request(dice, seqs, lids, params_now.limit), PROFILES[dice.choice(sorted(PROFILES))]
+            request = perhaps_with_inflow(dice, request, params_now.limit)
             ours = ledger.sync(now, params_now, profile, request)
             [theirs] = script.replies(
                 store.sync_executor().execute(

@@ -1,13 +1,16 @@
 """Real workers of job queues: jobs run at their slots, in order, with one reschedule each, and keep their retries."""
 
 import importlib.util
+import threading
 
 import pytest
 
 from headgate import Limiter
 from headgate.jobs import JobSlots
+from headgate.jobs.turns import Turns
 from headgate.testing import ManualClock
 from tests.jobs.drain import COMMANDS, WORKERS, drain
+from tests.support.clusters import wait_until
 from tests.support.servers import Server
 
 
@@ -28,6 +31,24 @@ def test_a_queue(queue: str, redis_server: Server) -> None:
     plain = found._replace(names=[name for name in found.names if name != "fails once"])
     if queue != "taskiq":  # whose scheduler looks once a second, and sends all that is due
         assert plain.displaced() < 3 * WORKERS
+
+
+def test_turns() -> None:
+    """Threads that wait have their turn by place, whatever the order in which they came."""
+    turns, order = Turns(patience=60.0), list[int]()  # a slow machine must not start them out of turn
+
+    def take(place: int) -> None:
+        with turns.turn(place):
+            order.append(place)
+
+    threads = [threading.Thread(target=take, args=(place,)) for place in (3, 1, 2)]
+    with turns.turn(0):
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            wait_until(lambda: len(turns._waiting) == number, "it waits")  # noqa: B023  # waits here
+    for thread in threads:
+        thread.join()
+    assert order == [1, 2, 3]
 
 
 def test_delays() -> None:

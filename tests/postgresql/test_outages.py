@@ -35,6 +35,8 @@ def test_read_only(postgres_server: PostgresServer) -> None:
 @pytest.mark.store_timeout(1.0)
 def test_too_many_connections(postgres_server: PostgresServer) -> None:
     """A server without a free connection is answered for, and used again when it has one."""
+    others = f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{USER}'"
+    until(lambda: postgres_server.admin(others) == [(0,)])  # a server is still ending those of the test before
     postgres_server.admin(f"ALTER ROLE {USER} CONNECTION LIMIT 1")
     try:
         with Limiter("3/30d", store=postgres_server.url, on_store_error="deny") as limiter:

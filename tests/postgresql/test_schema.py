@@ -13,7 +13,7 @@ from tests.support.callers import in_threads
 from tests.support.clocks import until
 from tests.support.postgres import PASSWORD, PostgresServer
 
-NAMES = ("lease", "ledger", "log", "state", "version")
+NAMES = ("lease", "ledger", "log", "slot", "state", "version")
 OURS = [f"headgate_{name}" for name in NAMES]
 
 

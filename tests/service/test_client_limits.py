@@ -20,7 +20,7 @@ from headgate.joint import JointCheck, try_acquire_all
 from headgate.remote.commands import MAX_CHECKS, MAX_QUOTAS, parse_rule, rule_text
 from headgate.remote.http import ResponseParser, parse_replies
 from headgate.rule import POLICIES, Rule
-from headgate.service.settings import BadSetting, convert
+from headgate.service.settings import BadSetting, check_store_of_rules, convert
 from headgate.stores import ServiceStore
 from tests.service.conftest import Start
 from tests.support.clocks import until
@@ -111,6 +111,11 @@ WRONG_COMMANDS: list[tuple[tuple[object, ...], str]] = [
     (("take", RULE, "k"), "usage"),
     (("steal", RULE, "k", 1), "usage"),
     (("all",), "usage"),
+    (("take", RULE, "k", 1, 1_000_000), "share must be a whole number from 0 to 999999"),
+    (("book", RULE, "k", 1, "id"), "usage"),
+    (("book", RULE, "k", 1, "", 5, 5), "id is empty"),
+    (("book", RULE, "k", 1, "id", -5, 5), "within must be a whole number"),
+    (("book", RULE.replace("token_bucket", "fixed_window"), "k", 1, "id", 5, 5), "needs a bucket"),
     (("all", RULE, "k"), "usage"),
     (("all", *[RULE, "k", 1] * (MAX_CHECKS + 1)), "words"),
     (("ready", "now"), "usage"),
@@ -166,6 +171,8 @@ def test_settings() -> None:
     assert convert({"client_limits": 7}).client_limits == 7
     with pytest.raises(BadSetting, match="client_limits"):
         convert({"client_limits": -1})
+    with pytest.raises(BadSetting, match=r"client_limits_hybrid: leases save round trips .* set store to redis://"):
+        check_store_of_rules(convert({"client_limits_hybrid": True}))
     with pytest.raises(BadSetting, match="the limits of clients have this name"):
         convert({"rules": {"headgate.limit": {"quotas": "5/minute"}}})
 
@@ -218,6 +225,47 @@ def test_workers(start: Start) -> None:
     limiters = [Limiter("50/30d", store=url_of(service), on_store_error="raise") for _ in range(8)]
     granted = [limiter.try_acquire("k").allowed for _ in range(10) for limiter in limiters]
     assert sum(granted) == 50 and not any(granted[50:])
+    for limiter in limiters:
+        limiter.close()
+
+
+def test_from_leases(start: Start, redis_server: Server) -> None:
+    """With `client_limits_hybrid` each service decides from leases; together they admit the limit and not one more."""
+    fleet = [
+        start("--store", redis_server.patient_url, "--resp-port", "0", "--client-limits", "10", *switch, config=config)
+        for switch, config in ((["--client-limits-hybrid"], ""), ([], "client_limits_hybrid = true"))
+    ]
+    name = "from leases"
+    limiters = [Limiter("400/30d", store=url_of(one), name=name, on_store_error="raise") for one in fleet]
+    granted = 0
+
+    def spend() -> bool:
+        nonlocal granted
+        granted += sum(limiter.try_acquire("k").allowed for _ in range(20) for limiter in limiters)
+        return granted >= 400
+
+    until(spend)
+    assert not any(limiter.try_acquire("k").allowed for _ in range(50) for limiter in limiters) and granted == 400
+    metric = 'rate_limiter_hybrid_permits_total{rule="headgate.limit",algorithm="TOKEN_BUCKET",decided="local"}'
+    until(lambda: fleet[0].metrics().get(metric, 0) > 100)
+    assert limiters[0].reset("k") and limiters[0].try_acquire("k", 30)
+    assert limiters[0].refund("k", 30) and limiters[0].peek("k").allowed
+
+    logs = [
+        Limiter("5/30d", store=limiter.store, name=name, algorithm="sliding_window", on_store_error="raise")
+        for limiter in limiters
+    ]  # leases serve no logs: these ask Redis
+    assert [log.try_acquire("k", 2).remaining for log in logs] == [3, 1]
+    decisions = try_acquire_all([JointCheck(limiters[1], "j", 2), JointCheck(logs[1], "k", 2)])
+    assert [bool(decision) for decision in decisions] == [True, False] and limiters[1].peek("j").remaining >= 399
+    with pytest.raises(ValueError, match="floor= is not for limits that this service decides from leases"):
+        limiters[0].try_acquire("f", floor=0.5)
+    with pytest.raises(ValueError, match=r"book\(\) needs a service that keeps slots"):
+        limiters[0].book("b")
+    fleet[1].config.write_text("client_limits_hybrid = false")
+    fleet[1].signal(signal.SIGHUP)
+    until(lambda: fleet[1].metrics()['rate_limiter_config_reloads_total{result="success"}'] >= 1)
+    assert limiters[1].try_acquire("f", floor=0.5).remaining == 399, "a reload ends the leases"
     for limiter in limiters:
         limiter.close()
 

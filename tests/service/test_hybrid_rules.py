@@ -177,6 +177,7 @@ WRONG = {
     "[rules.x]\nquotas=['5/s', '9/h']\nhybrid=true\n": "rules.x.hybrid: a hybrid rule takes one quota, got 2",
     f"{X}true\noverrides={{a=['5/s','9/h']}}\n": "rules.x.overrides.a: a hybrid rule takes one quota",
     f"{X}{{accuracy='best'}}\n": "rules.x.hybrid.accuracy: .*use one of high, medium, low",
+    f"{X}{{accuracy=0.1}}\n": "rules.x.hybrid.accuracy: .*or the seconds between two reports, from 0.5 to 300",
     f"{X}{{speed=1}}\n": "rules.x.hybrid.speed: there is no such setting; known are accuracy",
     f"{X}'medium'\n": 'rules.x.hybrid: .*write true, false or { accuracy = "medium" }',
 }

@@ -228,6 +228,7 @@ BAD_TOML = [
     ("[rules.b]\nquotas = '1/s'\n[rules.a]\nquotas = '10/m'\n\nshaddow = true", 6, "shadow"),
     ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "bool"),
     ("[rules.a]\nquotas = '10/m'\nshadow = 'yes'", 3, "write true or false"),
+    ("client_limits = true", 1, "write a whole number"),
     ("[rules.a]\nquotas = '10/m'\ncost = 0", 3, ">= 1"),
     ("[rules.a]\nquotas = '10/m'\non_store_error = 'panic'", 3, "allow, deny, local, raise"),
     ("[rules.a]\nquotas = '10/m'\ncost = 11", 3, "capacity of 10"),

@@ -2,12 +2,16 @@
 
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
+from headgate.service.app import LAST_ANSWERS
 from tests.service.conftest import Start
+from tests.support.servers import Server
 from tests.support.service import API, eventually, runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for workers in /proc")
@@ -76,6 +80,37 @@ def test_longer_wait_after_reload(start: Start) -> None:
     waiting.request("GET", f"{API}/check?key=k&rule=slow&wait=40")
     service.take_turns()
     service.signal(signal.SIGTERM)
+    assert waiting.getresponse().status == 200
+    waiting.close()
+    assert service.process.wait(60) == 0
+
+
+def test_client_does_not_read(start: Start) -> None:
+    """A client that does not read its answers is cut off, and no worker has to be killed."""
+    service = start()
+    with socket.create_connection(("127.0.0.1", service.port)) as client:
+        client.settimeout(1)
+        with suppress(TimeoutError):  # the buffers of both sides are full
+            while True:
+                client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        service.signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+    assert "Killing" not in service.log(), service.log()
+
+
+def test_store_is_slow(start: Start, mortal_server: Server) -> None:
+    """A check that waits for the store has its answer, though it takes longer than clients have to read theirs."""
+    service = start("--store", f"{mortal_server.bare_url}?timeout=40&connect_timeout=40")
+    assert service.check("k").status == 200
+    os.kill(mortal_server.process.pid, signal.SIGSTOP)
+    try:
+        waiting = service.connect()
+        waiting.request("GET", f"{API}/check?key=k")
+        service.take_turns()
+        service.signal(signal.SIGTERM)
+        time.sleep(LAST_ANSWERS + 2)  # nothing tells that a worker stays
+    finally:
+        os.kill(mortal_server.process.pid, signal.SIGCONT)
     assert waiting.getresponse().status == 200
     waiting.close()
     assert service.process.wait(60) == 0

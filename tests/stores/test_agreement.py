@@ -89,8 +89,7 @@ def test_nearly_all_is_admitted(algorithm: str, monkeypatch: pytest.MonkeyPatch)
 class Voting(Majority):
     """A protocol that suggests itself: each store votes, and most votes decide."""
 
-    def take(self, key: str, permits: int, seconds: float | None) -> Any:
-        call = LimiterCall("take", key, permits)
+    def take(self, call: LimiterCall, seconds: float | None) -> Any:
         votes = yield self.poll(call)
         answers = decisions(votes)
         if sum(map(bool, answers.values())) < self.needed:

@@ -11,12 +11,12 @@ from headgate.testing import ManualClock
 from tests.support.callers import Callers
 from tests.support.quotas import LAWS
 from tests.support.servers import Server
-from tests.support.stores import OpenStores, postgresql, rows, service
+from tests.support.stores import OpenStores, ThreeServers, rows, service
 
 QUOTAS: list[list[str]] = [["10/30d"], ["7/second"], ["10/minute", "25/10m"]]
 
 
-@pytest.fixture(params=rows(lambda row: row.whole and row.open not in (postgresql, service)))
+@pytest.fixture(params=rows(lambda row: row.whole or row.open is service))
 def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Any:
     """Callers of every store that takes floors."""
     name, colour = request.param
@@ -34,6 +34,24 @@ def test_floor(algorithm: Any, callers: Callers) -> None:
     assert made[-1].retry_after > 0
     assert limiter.try_acquire("k", 3) and not limiter.try_acquire("k", floor=0)
     assert limiter.try_acquire("new", 7, floor=0.25)
+
+
+@pytest.mark.server
+@pytest.mark.once
+@pytest.mark.parametrize("agree", ["first", "majority"])
+def test_several_stores(agree: Any, open_stores: OpenStores) -> None:
+    """Each store that is asked leaves the share; a call that one of them refuses is spent at none."""
+    opened = open_stores.empty("majority")
+    assert isinstance(opened, ThreeServers)
+    urls = [server.url for server in opened.servers]
+    with (
+        Limiter("10/30d", store=urls, agree=agree, on_store_error="raise") as limiter,
+        Limiter("10/30d", store=urls[-1], on_store_error="raise") as last,
+    ):
+        assert last.try_acquire("k", 2)
+        made = [limiter.try_acquire("k", floor=0.25).allowed for _ in range(8)]
+        assert made == [True] * (5 if agree == "majority" else 7) + [False] * (3 if agree == "majority" else 1)
+        assert last.peek("k", 0).remaining == (3 if agree == "majority" else 8)
 
 
 @pytest.mark.parametrize("quotas", QUOTAS, ids=str)

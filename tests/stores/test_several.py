@@ -188,7 +188,7 @@ def test_redis_and_postgresql(three: list[Server], postgres_server: PostgresServ
         assert not limiter.try_acquire("k", 500_000)
         three[0].restart()
         until(lambda: limiter.try_acquire("k").allowed and left(three[0], "k", quota) == left(three[1], "k", quota))
-        assert left(three[1], "k", quota) == left(postgres_server, "k", quota)
+        until(lambda: left(three[1], "k", quota) == left(postgres_server, "k", quota))  # a permit may come in between
 
 
 @pytest.mark.store_timeout(20.0)

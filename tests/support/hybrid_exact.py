@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.hybrid.ledger import Ledger
+from headgate.hybrid.protocol import PARTS
 from headgate.rule import Rule
 
 
@@ -55,6 +56,8 @@ def check_ledger(ledger: Ledger) -> None:
     leased = sum(record.leased_out for record in ledger.nodes.values())
     assert ledger.leased_out == leased, f"out is {ledger.leased_out}, the leases add up to {leased}"
     assert all(record.leased_out >= 0 for record in ledger.nodes.values())
+    assert ledger.inflow == sum(record.inflow for record in ledger.nodes.values()) <= PARTS
+    assert all(record.inflow >= 0 and record.room >= 0 for record in ledger.nodes.values())
     assert ledger.demand == sum(record.demand for record in ledger.nodes.values())
     if params.kind == "bucket":
         # leases of a larger quota can be more than all of this one: then nothing is free

@@ -26,6 +26,8 @@ QUOTAS = {
         "7/second burst 20",
         "1/second",
         "100/second burst 12",
+        "50/second burst 40",
+        "9/second burst 60",
     ],
     "gcra": ["4/second burst 9"],
     "fixed_window": ["5/10s", "20/second", "3/minute"],
@@ -80,10 +82,12 @@ class Fleet:
         """A process admits callers from its lease."""
         process = self._process(which)
         lease, cost = process.lease, permits * self.params.cost
+        now = process.now(self.true)
         for _ in range(times):
-            if process.now(self.true) >= lease.expires or lease.balance < cost:
+            if now < lease.expires and lease.balance >= cost:
+                lease.balance -= cost
+            elif not lease.spend_inflow(now, cost):
                 break
-            lease.balance -= cost
             self.admitted.append((self.true, permits))
 
     def report(self, which: int, demand: int, waiting: Sequence[tuple[int, int]] = (), op: str = "sync") -> None:
@@ -122,6 +126,10 @@ class Fleet:
             if not again:
                 self.answers.pop(index)
             if process.lease.accept(process.now(self.true), reply, request, self.params, self.profile, TRIP):
+                record = self.ledger_of(process).nodes.get(process.name)
+                if record and record.seq == request.seq:
+                    most = record.leased_out * self.params.cost
+                    assert process.lease.balance <= most, "the lease has more than the ledger counts"
                 served = count_served(reply.free_before, self.params.cost, request.waiting)
                 for (_, permits), many in zip(request.waiting, served, strict=True):
                     self.admitted += [(at, permits)] * many  # decided there and then
@@ -131,6 +139,12 @@ class Fleet:
         self.report(which, demand, waiting, op)
         self.arrive(-1)
         self.answer(-1)
+
+    def lose(self, which: int) -> None:
+        """A process gives up on the reply to its report."""
+        process = self._process(which)
+        if process.lease.in_flight and process.latest:
+            process.lease.lose_reply(process.now(self.true), process.latest)
 
     def drop_request(self, which: int) -> None:
         if self.requests:
@@ -182,6 +196,10 @@ class Fleet:
             self.spend(which, 1, self.params.limit)
         self.trip(0, 0, [(self.params.limit, 1)])
         assert rejected(self.rule, self.admitted, START) == 0
+
+    def ledger_of(self, process: Process) -> Ledger:
+        """The ledger that answers *process*."""
+        return self.ledger
 
     def _process(self, which: int) -> Process:
         return self.processes[which % len(self.processes)]

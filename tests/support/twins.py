@@ -27,7 +27,7 @@ class Twins:
         self.ask: Callable[[StateMachine, str, Operation], Reply] = self.redis.run
         self.memory = MemoryStates(self.clock)
 
-    def step(self, op: str, *arguments: str | int, times: int = 1) -> list[Any]:
+    def step(self, op: str, *arguments: str | int | bytes, times: int = 1) -> list[Any]:
         """Run an operation in both, so many *times*, and return the reply, which must be the same each time."""
         answers = []
         for _ in range(times):

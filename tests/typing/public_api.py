@@ -68,6 +68,7 @@ def limiters(store: Store) -> None:
     Limiter("5/minute", store=RedisStore(URL))
     Limiter("5/minute", store=store, on_store_error="local")
     HybridLimiter("5/minute", store=URL, accuracy="medium", cold="optimistic", max_local_keys=10)
+    HybridLimiter("5/minute", store=URL, accuracy=30.0)
     HybridLimiter("5/minute", store=RedisStore(URL), algorithm="fixed_window", on_store_error="raise")
     Limiter("5/minute", store=[URL, RedisStore(URL)], agree="majority")
     Limiter("5/minute", store=[URL, URL], agree="most")  # type: ignore[arg-type]

@@ -48,6 +48,34 @@ async def messages(app: ASGIApp, scope: Scope) -> list[Any]:
     return server.sent
 
 
+@pytest.mark.parametrize("style", ["x", "ietf", None])
+async def test_first_requests_and_later_ones(style: Any) -> None:
+    """The first requests are looked at for mistakes of the set-up; later ones get the same answers by a shorter way."""
+    app = limited(answering(), "103/minute", headers=style)
+    answers = [await fetch(app) for _ in range(104)]
+    assert [answer.status_code for answer in answers] == [200] * 103 + [429]
+    told = [answer.headers.get("X-RateLimit-Remaining") for answer in answers]
+    assert told == ([*map(str, range(102, -1, -1)), "0"] if style == "x" else [None] * 104)
+    assert ["RateLimit" in answer.headers for answer in answers] == [style == "ietf"] * 104
+    assert answers[-1].headers["Retry-After"] == "1" and answers[-1].json()["status"] == 429
+
+
+async def test_headers_that_can_be_read_once() -> None:
+    """ASGI lets an application send its headers as any iterable: all of them reach the client, and ours."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pairs = [(b"x-first", b"1"), (b"x-second", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": (pair for pair in pairs)})
+        await send({"type": "http.response.body", "body": b""})
+
+    door = limited(limited(app, "9/minute"), "102/minute", name="outer")
+    for left in (8, 7):
+        headers = (await fetch(door)).headers
+        assert (headers["X-First"], headers["X-Second"], headers["X-RateLimit-Remaining"]) == ("1", "2", str(left))
+    door.watched = 0  # the shorter way of later requests
+    assert (await fetch(door)).headers["X-Second"] == "2"
+
+
 async def test_refuses_and_tells() -> None:
     app = limited(answering())
     first, second, third = [await fetch(app) for _ in range(3)]

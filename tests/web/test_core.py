@@ -4,11 +4,14 @@ import asyncio
 import logging
 import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from headgate import Decision, Quota
 from headgate.stores import MemoryStore
 from headgate.testing import ManualClock
+from headgate.web.headers import XHeaders, raw_headers
 from headgate.web.limit import SetupError
 from tests.support.door import CoreLimits, Door, Request
 from tests.support.forged import FORGED
@@ -406,3 +409,31 @@ def test_server_with_several_processes(door: Door, caplog: pytest.LogCaptureFixt
         door.get(limits.limit("9/hour"), multiprocess=True)
     [record] = caplog.records
     assert "several processes" in record.getMessage() and "redis://" in record.getMessage()
+
+
+# ------------------------------------------------------------------------------------------------- what is read often
+
+
+@pytest.mark.parametrize("quotas", [["100/minute"], ["10/second", "100/minute"]])
+def test_headers_made_in_parts(quotas: list[str]) -> None:
+    """Headers whose parts are kept are those that are made anew for each answer, whatever came before."""
+    parsed = [Quota.parse(quota) for quota in quotas]
+    kept = XHeaders(parsed)
+    for made in (
+        Decision(limit=100, remaining=99, reset_after=0.6),
+        Decision(limit=100, remaining=98, reset_after=1.2),
+        Decision(limit=100, remaining=0, reset_after=60.0),
+        Decision(limit=10, remaining=9, reset_after=0.1),
+        Decision(allowed=False, limit=100, remaining=0, reset_after=60.0, retry_after=600.0),
+    ):
+        earlier, told, later = raw_headers(made, parsed), kept.of(made), raw_headers(made, parsed)
+        assert told[:2] == earlier[:2]
+        assert told[2][0] == earlier[2][0] and int(earlier[2][1]) <= int(told[2][1]) <= int(later[2][1])
+
+
+def test_switched_off_by_a_mock() -> None:
+    """`unittest.mock` deletes what it has replaced and sets it again: limits can be switched off so in a test."""
+    limits = CoreLimits()
+    with patch.object(limits, "enabled", False):
+        assert limits.enabled is False
+    assert limits.enabled is True

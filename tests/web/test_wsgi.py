@@ -56,6 +56,18 @@ def raw(app: WSGIApplication, method: str = "GET") -> tuple[Iterable[bytes], lis
     return app(environ, start_response), calls
 
 
+@pytest.mark.parametrize("style", ["x", "ietf", None])
+def test_first_requests_and_later_ones(style: Any) -> None:
+    """The first requests are looked at for mistakes of the set-up; later ones get the same answers by a shorter way."""
+    app = limited(answering(), "103/minute", headers=style)
+    answers = [get(app) for _ in range(104)]
+    assert [answer.status_code for answer in answers] == [200] * 103 + [429]
+    told = [answer.headers.get("X-RateLimit-Remaining") for answer in answers]
+    assert told == ([*map(str, range(102, -1, -1)), "0"] if style == "x" else [None] * 104)
+    assert ["RateLimit" in answer.headers for answer in answers] == [style == "ietf"] * 104
+    assert answers[-1].headers["Retry-After"] == "1" and answers[-1].json is not None
+
+
 def test_refuses_and_tells() -> None:
     app = limited(answering())
     first, second, third = get(app), get(app), get(app)

@@ -94,14 +94,14 @@ local function booked_out(q, debt)  -- the quota with the time to live of a debt
 end
 """
 
-# a: a moment, b: the debt at that moment. The three buckets are kept alike.
+# a: a moment, b: the debt at that moment, which bookings may make more than the room. The three are kept alike.
 SQL = AlgorithmSQL(
     number=1,
     load="""
 IF a <= now_us THEN
   IF now_us - a > b / n3 THEN b := 0; ELSE b := b - (now_us - a) * n3; END IF;
 ELSIF a - now_us > (n4 - b) / n3 THEN
-  b := n4;
+  b := greatest(n4, b);
   ahead := true;
 ELSE
   b := b + (a - now_us) * n3;
@@ -110,13 +110,13 @@ a := now_us;
 """,
     evaluate="""
 x := b + asked * n2;
-ok := x <= n4;
+ok := x <= n4 OR asked <= 0;
 IF ok THEN
-  left_permits := (n4 - x) / n2;
+  left_permits := greatest((n4 - x) / n2, 0);
   full_us := (x + n3 - 1) / n3;
   wait_us := 0;
 ELSE
-  left_permits := (n4 - b) / n2;
+  left_permits := greatest((n4 - b) / n2, 0);
   full_us := (b + n3 - 1) / n3;
   wait_us := (x - n4 + n3 - 1) / n3;
 END IF;

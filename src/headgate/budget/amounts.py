@@ -77,7 +77,9 @@ class Amounts:
             if rate == 0:
                 raise InvalidQuota(f"{name}: {quota} would take too long to fill; choose a smaller burst")
             self.capacities[number] = min(self.capacities[number] or capacity, capacity)
-            label = quote(f"{name}/{limit}/{period_us}/{capacity}", safe="/")
+            label = quote(
+                f"b{name}/{limit}/{period_us}/{capacity}", safe="/"
+            )  # b: no h or w, which begin an id's field
             self.buckets.append(BucketSpec(level, number, label, cost, capacity * cost, rate))
             self._costs.append((number, cost))
 

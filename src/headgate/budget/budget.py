@@ -12,7 +12,7 @@ what is held, so callers at the same time cannot spend more than there is, whate
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Self, get_args
@@ -20,17 +20,20 @@ from urllib.parse import quote
 
 from headgate.budget.amounts import Amount, Amounts, AnyQuota
 from headgate.budget.holds import AsyncHold, Hold
-from headgate.budget.records import MOST, ROOT
+from headgate.budget.records import MOST, ROOT, packed
+from headgate.budget.server_calls import server_calls
 from headgate.budget.state import budget_machine
 from headgate.budget.subjects import BudgetSubject, BudgetTerms
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import check_seconds_or_0, check_timeout, check_ttl, deadline_after
+from headgate.coordination.arguments import check_seconds_or_0, check_timeout, check_ttl
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, Runner, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.rule import OnStoreError, check_policy
 from headgate.stores.base import Store
+from headgate.telemetry.tally import AmountSamples
+from headgate.telemetry.watching import Sample, watch
 
 OnLost = Literal["charge", "release", "spent"]
 MAX_SUBJECTS = 10_000  # whose specs are kept
@@ -41,7 +44,13 @@ Keys = str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class UnsettledHold:
-    """A hold that is not settled yet."""
+    """A hold that is not settled yet.
+
+    Attributes:
+        id: of the reservation
+        amounts: what is held
+        expires_in: seconds until it is lost
+    """
 
     id: str
     amounts: dict[str, int | Decimal]
@@ -50,6 +59,8 @@ class UnsettledHold:
 
 class _AnyBudget(Tool):
     """What `Budget` and `AsyncBudget` share: the constructor, and plans (see `headgate._plan`)."""
+
+    _kind = "budget"
 
     def __init__(
         self,
@@ -79,11 +90,17 @@ class _AnyBudget(Tool):
             for name_, money in zip(inside._amounts.names, inside._amounts.money, strict=True):
                 if money != self._amounts.money[self._amounts.numbers[name_]]:
                     raise ValueError(f"{name_} must be money on all levels or on none: write each quota with a point")
-            self.name, self._runner = name, inside._runner
+            self.name, self._runner, self._watched = name, inside._runner, inside._watched
         else:
             self._set_up(budget_machine(name), name, store or "memory://", clock)
-        self._terms = BudgetTerms(self._runner, hold, on_lost, on_store_error)
+        self._terms = BudgetTerms(self._runner, hold, on_lost, on_store_error, len(self._amounts.names))
+        amounts = AmountSamples(self._terms.totals, self._amounts.read)
+        self._watched_amounts = watch("budget", name, self._labels(), amounts)
         self._subjects: OrderedDict[Keys, BudgetSubject] = OrderedDict()
+
+    def _gauges(self) -> Iterator[Sample]:
+        yield from super()._gauges()
+        yield Sample("headgate.budget.holds", (), len(self._terms.open_holds))
 
     def _subject(self, key: Keys) -> BudgetSubject:
         if type(key) is str and (known := self._subjects.get(key)):
@@ -111,7 +128,9 @@ class _AnyBudget(Tool):
             levels.append(path)
         amounts = self._amounts if depth > 1 or len(keys) == 1 else Amounts([self._levels[0][1]] * len(keys))
         runner = self._runner.for_state(keys[0], path)
-        return BudgetSubject(runner, amounts, levels, " > ".join(keys))
+        subject = BudgetSubject(runner, amounts, levels, " > ".join(keys))
+        subject.calls = None if self._for_tasks else server_calls(subject, self._terms)
+        return subject
 
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
@@ -119,8 +138,10 @@ class _AnyBudget(Tool):
     def _is_granted(self, hold: Any, timeout: float | None) -> bool:
         """Whether *hold* is granted at once, the short way; if not, its wait for up to *timeout* seconds begins."""
         if hold._grant_directly():
+            self._terms.totals.granted += 1
             return True
-        hold._until = deadline_after(self._terms.clock, timeout)
+        if timeout is not None:
+            hold._until = self._terms.clock.now() + round(timeout * MICROSECONDS)
         return False
 
     def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any) -> Plan[Any]:
@@ -152,7 +173,7 @@ class _AnyBudget(Tool):
         subject, duration = self._subject(key), round(check_seconds_or_0("seconds", seconds) * MICROSECONDS)
         chosen = {subject.amounts.number(name) for name in names or subject.amounts.names}
         buckets = [bucket for bucket in subject.amounts.buckets if bucket.amount in chosen]
-        units = " ".join([str(min(bucket.rate * duration, MOST)) for bucket in buckets])
+        units = packed([min(bucket.rate * duration, MOST) for bucket in buckets])
         try:
             yield Operation("pause", ("", subject.spec_of(buckets), units))
         except StoreUnavailable:
@@ -173,9 +194,7 @@ class _AnyBudget(Tool):
         subject = self._subject(key)
         reply = yield subject.operation("holds", "", None)
         found = []
-        for id, left, spec, units in zip(reply[::4], reply[1::4], reply[2::4], reply[3::4], strict=True):
-            if spec != subject.spec:
-                continue  # of another branch of the hierarchy
+        for id, left, units in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
             values = [0] * len(subject.amounts.names)
             for bucket, held in zip(subject.amounts.buckets, units.split(" "), strict=True):
                 values[bucket.amount] = int(held) // bucket.cost
@@ -186,43 +205,65 @@ class _AnyBudget(Tool):
 class Budget(_AnyBudget, ThreadTool):
     """Amounts that are reserved together before a call, and settled when its cost is known. Shared by processes.
 
-    store           a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    name            tells budgets on one store apart; budgets of one name and the same quotas share their state
-    hold            seconds after which a hold that was not settled is lost; one that spends is kept
-    on_lost         what a lost hold costs: ``charge``, all of it, as its call may have been made; ``spent``, what it
-                    had reported as spent when it last reserved more; ``release``, nothing
-    on_store_error  ``allow``, ``deny``, ``local`` (a budget in this process decides) or ``raise``
-    inside          a budget around this one: `reserve` takes a key for each, from the outermost to the innermost
-    clock           a `headgate.testing.ManualClock`, in tests
-    quotas          an amount each: ``requests="500/minute"``, ``usd=["5/hour", "50/day"]``
+    Args:
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        name: tells budgets on one store apart; budgets of one name and the same quotas share their state
+        hold: seconds after which a hold that was not settled is lost; one that spends is kept
+        on_lost: what a lost hold costs: ``charge``, all of it, as its call may have been made; ``spent``, what it had
+            reported as spent when it last reserved more; ``release``, nothing
+        on_store_error: ``allow``, ``deny``, ``local`` (a budget in this process decides) or ``raise``
+        inside: a budget around this one: `reserve` takes a key for each, from the outermost to the innermost
+        clock: a `headgate.testing.ManualClock`, in tests
+        **quotas: an amount each: ``requests="500/minute"``, ``usd=["5/hour", "50/day"]``
     """
 
     def reserve(self, key: Keys, id: str | None = None, timeout: float | None = None, **amounts: Amount) -> Hold:
-        """Reserve all *amounts* or none; wait in line for them; raise `RateLimited` after *timeout* seconds.
-
-        key      the client's; of a hierarchy a list, from the outermost to the innermost
-        id       makes it idempotent: a hold with this id that is not settled is given again, and not held twice
-        timeout  0 does not wait, None waits for ever
+        """Reserve all *amounts* or none; wait in line for them.
 
         First come, first served: no small reservation overtakes a large one that waits for the same amounts.
+
+        Args:
+            key: the client's; of a hierarchy a list, from the outermost to the innermost
+            id: makes it idempotent: a hold with this id that is not settled is given again, and not held twice
+            timeout: seconds; 0 does not wait, None waits for ever
+            **amounts: what to reserve of each amount
+
+        Raises:
+            RateLimited: *timeout* is over; nothing is reserved
+            PermitsExceedLimit: more than the budget can ever have
         """
         subject = self._subject(key)
         check_timeout(timeout)
         hold = Hold(self._terms, subject, id, amounts)
-        if not self._is_granted(hold, timeout):
+        if not self._is_granted(hold, timeout) and not hold._reserve_at_server():
             subject.runner.run(self._reserve_plan(subject.runner.ticket, hold))
         return hold
 
     def remaining(self, key: Keys) -> dict[str, int | Decimal]:
-        """What could be reserved of each amount now; 0 if there is a debt. One round trip."""
+        """What could be reserved of each amount now; 0 if there is a debt. One round trip.
+
+        Args:
+            key: the client's; of a hierarchy a list, from the outermost to the innermost
+        """
         return self._runner_of(key).run(self._remaining_plan(key))
 
     def pause(self, key: Keys, seconds: float, *names: str) -> None:
-        """Let nothing be reserved for so many *seconds*, of all amounts or of those named: the server said so."""
+        """Let nothing be reserved for so many *seconds*, of all amounts or of those named: the server said so.
+
+        Args:
+            key: the client's; of a hierarchy a list, from the outermost to the innermost
+            seconds: how long
+            *names: of the amounts; none: all of them
+        """
         self._runner_of(key).run(self._pause_plan(key, seconds, names))
 
     def unsettled(self, key: Keys | None = None) -> list[UnsettledHold]:
-        """The live holds of *key* in the store; without one, those of this process, which asks no store."""
+        """The live holds of *key* in the store; without one, those of this process, which asks no store.
+
+        Args:
+            key: the client's; of a hierarchy a list, from the outermost to the innermost; None: all keys of this
+                process
+        """
         return self._runner_of(key).run(self._unsettled_plan(key))
 
 

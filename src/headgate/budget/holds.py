@@ -1,250 +1,23 @@
-"""Holds: what a caller has reserved of a budget, from its request until it is settled, withdrawn or lost.
+"""Holds: what `Budget.reserve` and `AsyncBudget.reserve` give.
 
-What a hold does in the store is written as plans (see `headgate._plan`).
+On Redis, nearly every reservation and settlement of threads finds no waiter. It goes a short way then, past the plan:
+the packed request, one trip, the reply. What else comes of it, the plans of `AnyHold` do.
 """
 
 from __future__ import annotations
 
-from decimal import Decimal
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Self
 
 from headgate.budget.amounts import Amount
-from headgate.budget.subjects import BudgetSubject, BudgetTerms, process_id, unique_id
-from headgate.clock import MICROSECONDS
-from headgate.coordination.runner import Plan
-from headgate.coordination.states.machine import Operation
-from headgate.decision import Decision, decision
-from headgate.errors import BudgetExceeded, RateLimited, StoreUnavailable
-
-WAITER_TTL: Final = 5.0  # seconds without a request after which a waiter is taken for dead
-LOW_WATER: Final = 10  # a tenth of the reservation: with less than that left a hold reserves more
+from headgate.budget.hold_plans import AnyHold
+from headgate.budget.server_calls import ServerCalls
+from headgate.budget.subjects import process_id
+from headgate.coordination.runner import wait_with_ticket
+from headgate.errors import StoreUnavailable
 
 
-class _AnyHold:
-    """What `Hold` and `AsyncHold` share: all that does not ask the store, and plans."""
-
-    def __init__(self, terms: BudgetTerms, subject: BudgetSubject, id: str | None, amounts: dict[str, Amount]) -> None:
-        values = subject.values_of(id, amounts)
-        self._terms = terms
-        self._subject = subject
-        self.id = unique_id() if id is None else id
-        self._nonce = "" if id is None else unique_id()
-        self._reserved = values
-        self._first = values
-        self._spent = [0] * len(values)
-        self._dry = False  # True: the last request for more was refused
-        self._until: int | None = None  # when to stop waiting, by the clock; None: never
-        self.ends_at = 0  # when it is lost, by our clock
-        self._queued = self._unconfirmed = False
-        self._denial: Decision | None = None
-        self._process = process_id()
-        self.settled = False  # or left without being settled
-        self.degraded = False  # True: the store did not answer, and `on_store_error` granted it
-
-    @property
-    def key(self) -> str:
-        """The key that it is of; of a hierarchy all keys, with ``>`` between them."""
-        return self._subject.shown
-
-    @property
-    def reserved(self) -> dict[str, int | Decimal]:
-        """What is reserved of each amount now."""
-        return self._subject.amounts.read(self._reserved)
-
-    @property
-    def spent(self) -> dict[str, int | Decimal]:
-        """What `spend` has counted so far."""
-        return self._subject.amounts.read(self._spent)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value}" for name, value in self.reserved.items())
-        return f"<{type(self).__name__} of {self._subject.shown!r}, {shown}>"
-
-    # --------------------------------------------------------------------------------------------------- reserve
-
-    def _grant_directly(self) -> bool:
-        """Reserve in memory the short way, if no caller waits and there is room; False: ask as all others do."""
-        if self._nonce:
-            return False  # an id that was given may have been used before
-        terms, subject = self._terms, self._subject
-        self._unconfirmed = True
-        try:
-            now = subject.grant(self.id, self._reserved, terms.hold_us, terms.on_lost)
-            if now:
-                self._granted(now)
-        except BaseException:  # a signal handler may raise anywhere
-            self._withdraw()
-            raise
-        self._unconfirmed = False
-        return now > 0
-
-    def _attempt(self) -> Plan[tuple[bool | None, float]]:
-        """Ask for the reservation once, as `wait_in_queue` wants it."""
-        terms, subject = self._terms, self._subject
-        sent = terms.clock.now()
-        waits = self._until is None or sent < self._until
-        self._queued, self._unconfirmed = self._queued or waits, True
-        ttl = round(WAITER_TTL * MICROSECONDS) if waits else 0
-        more = (terms.hold_us, self._nonce, terms.on_lost, ttl, subject.path)
-        operation = subject.operation("reserve", self.id, self._reserved, *more)
-        try:
-            reply = yield from subject.ask(operation, 5)
-        except StoreUnavailable as error:
-            reply = self._reserve_without_store(operation, error)
-        self._unconfirmed = self._unconfirmed and self.degraded
-        granted, wait, binds, available, reset = reply[:5]
-        if granted == 1:
-            self._granted(sent)
-            return True, 0.0
-        self._queued = waits and granted == 0
-        if binds:
-            bucket = subject.amounts.buckets[binds - 1]
-            left, limit = max(available, 0) // bucket.cost, bucket.room // bucket.cost
-            self._denial = decision(False, limit, left, max(reset, 1), max(wait, 1), self.degraded)
-        return None, subject.runner.next_poll(wait / MICROSECONDS)
-
-    def _reserve_without_store(self, operation: Operation, error: StoreUnavailable) -> list[Any]:
-        policy = self._terms.on_store_error
-        if policy == "raise":
-            raise error
-        self.degraded = True
-        if policy == "deny":
-            limit = self._subject.amounts.capacities[0]
-            raise RateLimited(self.key, decision(False, limit, 0, MICROSECONDS, MICROSECONDS, True)) from error
-        return self._subject.ask_locally(operation, 5) if policy == "local" else [1, 0, 0, 0, 0]
-
-    def _granted(self, sent: int) -> None:
-        self._queued = False
-        self.ends_at = sent + self._terms.hold_us
-        self._terms.opened(self)
-
-    def _refused(self) -> RateLimited:
-        if self._denial is None:  # the store refuses the id: a request that was withdrawn came back
-            self._denial = decision(False, self._subject.amounts.capacities[0], 0, MICROSECONDS, MICROSECONDS)
-        return RateLimited(self.key, self._denial)
-
-    def _withdrawal(self) -> Operation:
-        return self._subject.operation("withdraw", self.id, None, self._nonce, 0)
-
-    def _leave_queue(self) -> Plan[None]:
-        """Leave the queue of the store before the caller learns that its time is over."""
-        if self._queued:
-            try:
-                yield from self._subject.ask(self._withdrawal(), 1)
-                self._queued = False
-            except StoreUnavailable:
-                pass  # in the background, then
-
-    def _withdraw(self) -> None:
-        """Give up the request: leave the queue, and give back what may have been granted."""
-        if self._queued or self._unconfirmed:
-            self._repeat(self._withdrawal())
-
-    def _repeat(self, operation: Operation) -> None:
-        """Send *operation* in the background until the store answers, for as long as the hold could last."""
-        until = self._terms.clock.now() + self._terms.hold_us
-        self._subject.runner.retry_in_background(operation, until, self._process)
-
-    # ----------------------------------------------------------------------------------------------------- spend
-
-    def _count(self, amounts: dict[str, Amount]) -> bool:
-        """Count what was spent; whether the store has to be asked for more, or for more time."""
-        if self.settled:
-            raise RuntimeError(f"the hold of {self.key!r} is settled, so nothing can be spent from it")
-        added = self._subject.amounts.encode(amounts)
-        self._spent = [spent + more for spent, more in zip(self._spent, added, strict=True)]
-        late = self.ends_at - self._terms.clock.now() < self._terms.hold_us // 2
-        return late or any(self._short(number) for number, more in enumerate(added) if more)
-
-    def _short(self, number: int) -> bool:
-        left = self._reserved[number] - self._spent[number]
-        return left < 0 or (not self._dry and left <= self._first[number] // LOW_WATER and self._first[number] > 0)
-
-    def _extend_plan(self) -> Plan[None]:
-        """Reserve as much again of what is nearly spent, or else what is missing; raise if even that is not there."""
-        amounts = self._subject.amounts
-        wanted = list(self._reserved)
-        for number, spent in enumerate(self._spent):
-            if self._short(number):
-                wanted[number] = min(spent + max(self._first[number], 1), max(spent, amounts.capacities[number]))
-        missing = [max(pair) for pair in zip(self._spent, self._reserved, strict=True)]
-        self._dry = False
-        for target in (wanted, missing) if wanted != missing else (missing,):
-            if (yield from self._extend(target)):
-                self._reserved = target
-                return
-        self._dry = True
-        for number, name in enumerate(amounts.names):
-            if self._spent[number] > self._reserved[number]:
-                raise BudgetExceeded(self.key, name)
-
-    def _extend(self, target: list[int]) -> Plan[bool]:
-        terms, subject = self._terms, self._subject
-        sent = terms.clock.now()
-        spent = " ".join(map(str, subject.amounts.units(self._spent)))
-        operation = subject.operation("extend", self.id, target, terms.hold_us, spent)
-        if self.degraded:
-            reply = subject.ask_locally(operation, 1) if terms.on_store_error == "local" else [1]
-        else:
-            try:
-                reply = yield from subject.ask(operation, 1)
-            except StoreUnavailable:
-                if terms.on_store_error == "raise":
-                    raise
-                reply = [0 if terms.on_store_error == "deny" else 1]
-        self.ends_at = sent + terms.hold_us
-        return bool(reply[0])
-
-    # ---------------------------------------------------------------------------------------------------- settle
-
-    def _final(self, amounts: dict[str, Amount] | None) -> list[int]:
-        """What is charged in the end; None: what was spent so far."""
-        if amounts is None:
-            return self._spent
-        touched = [spent or self._reserved[number] for number, spent in enumerate(self._spent)]
-        return self._subject.amounts.encode(amounts, touched)
-
-    def _settle_directly(self, amounts: dict[str, Amount] | None) -> bool:
-        """Settle in memory the short way, as `_grant_directly`; False: nothing was done."""
-        if self.settled or self._nonce or self.degraded or self._process != process_id():
-            return False
-        final = self._final(amounts)
-        if not self._subject.settle(self.id, final):
-            return False
-        self.settled = True
-        self._terms.open_holds.pop(self.id, None)
-        return True
-
-    def _settle_plan(self, amounts: dict[str, Amount] | None) -> Plan[bool]:
-        """Charge what was used; False if it was settled before, or is that of a parent process."""
-        if self.settled:
-            return False
-        final = self._final(amounts)  # raises before anything is changed
-        self.settled = True
-        self._terms.open_holds.pop(self.id, None)
-        if self._process != process_id():
-            return False
-        unknown = int(self.degraded)
-        operation = self._subject.operation("settle", self.id, final, self._nonce, unknown)
-        if self.degraded:
-            if self._terms.on_store_error == "local":
-                self._subject.ask_locally(operation, 1)
-            self._repeat(operation)
-            return True
-        answered = False
-        try:
-            reply = yield from self._subject.ask(operation, 1)
-            answered = True
-            return bool(reply[0])
-        except StoreUnavailable:
-            return True  # in the background
-        finally:
-            if not answered:
-                self._repeat(operation)
-
-
-class Hold(_AnyHold):
+class Hold(AnyHold):
     """What `Budget.reserve` gives. ``with`` settles it at the end: see `settle`; after an error, what was spent."""
 
     def spend(self, **amounts: Amount) -> None:
@@ -252,6 +25,12 @@ class Hold(_AnyHold):
 
         What was used is counted all the same. Asks the store only to reserve more, and to keep the hold when half of
         its time is over.
+
+        Args:
+            **amounts: what was used since the last call
+
+        Raises:
+            BudgetExceeded: more was used than is reserved, and the budget has no more
         """
         if self._count(amounts):
             self._subject.runner.run(self._extend_plan())
@@ -261,19 +40,91 @@ class Hold(_AnyHold):
 
         An amount that is not named is charged as spent, or as reserved if nothing of it was spent. Repeated in the
         background if the store does not answer.
+
+        Args:
+            **amounts: what was used in all
         """
-        return self._settle_directly(amounts) or self._subject.runner.run(self._settle_plan(amounts))
+        return self._settle(amounts)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        amounts: dict[str, Amount] | None = {} if error is None else None
-        if not self.settled and not self._settle_directly(amounts):
-            self._subject.runner.run(self._settle_plan(amounts))
+        if not self.settled:
+            self._settle({} if error is None else None)
+
+    # ---------------------------------------------------------------------------------------- the short way on Redis
+
+    def _reserve_at_server(self) -> bool:
+        """Reserve as `wait_in_queue` does, without a plan for the first attempt; False: nothing was done.
+
+        For holds without an id of the caller's, while no other caller of this process waits or asks.
+        """
+        subject, runner = self._subject, self._subject.runner
+        calls, channel, asking = subject.calls, runner.channel, runner.backend.asking
+        if calls is None or self._nonce or channel in asking or not runner.backend.waiters.is_empty(channel):
+            return False
+        with runner.counts.acquiring() as request:
+            try:
+                problem: StoreUnavailable | None = None
+                try:
+                    asking.add(channel)
+                    granted, waits = self._attempt_at_server(calls)
+                except StoreUnavailable as error:
+                    waits = self._until is None or self._terms.clock.now() < self._until
+                    if self._until is None or not waits:
+                        raise
+                    granted, problem = False, error
+                finally:
+                    asking.discard(channel)
+                if not granted and waits:
+                    plan = wait_with_ticket(runner, runner.ticket, self._attempt, self._until, True, problem)
+                    granted = runner.run(plan) is not None
+                if granted:
+                    request.granted = True
+                    return True
+                runner.run(self._leave_queue())
+                raise self._refused()
+            except BaseException:
+                self._withdraw()
+                raise
+
+    def _attempt_at_server(self, calls: ServerCalls) -> tuple[bool, bool]:
+        """`_attempt` with a packed request: whether it is granted, and whether it waits else."""
+        sent = self._terms.clock.now()
+        waits = self._asks_at(sent)
+        try:
+            reply = calls.reserve(self.id, self._subject.amounts.units(self._reserved), waits)
+            self._subject.wake(reply, 5)
+        except StoreUnavailable as error:
+            reply = self._reserve_without_store(self._request(waits), error)
+        granted, _ = self._answered(reply, sent, waits)
+        return granted is True, waits
+
+    def _settle(self, amounts: dict[str, Amount] | None) -> bool:
+        """Settle the short way, in memory or on Redis, or else as the plan says."""
+        calls = self._subject.calls
+        if calls is None:
+            return self._settle_directly(amounts) or self._subject.runner.run(self._settle_plan(amounts))
+        if self.settled or self._nonce or self.degraded or self._process != process_id():
+            return self._subject.runner.run(self._settle_plan(amounts))
+        final = self._final(amounts)  # raises before anything is changed
+        self._ended(final)
+        answered = False
+        try:
+            reply = calls.settle(self.id, self._subject.amounts.units(final))
+            answered = True
+            self._subject.wake_own()
+            self._subject.wake(reply, 1)
+            return bool(reply[0])
+        except StoreUnavailable:
+            return True  # in the background
+        finally:
+            if not answered:
+                self._repeat(self._settlement(final))
 
 
-class AsyncHold(_AnyHold):
+class AsyncHold(AnyHold):
     """`Hold` for asyncio."""
 
     async def spend(self, **amounts: Amount) -> None:

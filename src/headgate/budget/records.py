@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -18,16 +20,35 @@ ROOT: Final = "-"  # the level that has the name of the state
 SpecBuckets = tuple[tuple[str, int, int], ...]
 
 
+def spec_of(buckets: Iterable[tuple[str, str, int, int]]) -> bytes:
+    """These buckets as text: level, label, room and rate of each."""
+    return b"".join(
+        [struct.pack("<dd", room, rate) + f"{level}\0{label}\0".encode() for level, label, room, rate in buckets]
+    )
+
+
 @lru_cache(4096)
-def buckets_of(spec: str) -> SpecBuckets:
+def buckets_of(spec: bytes) -> SpecBuckets:
     """The buckets that *spec* names: level and label, room and rate of each."""
-    words = spec.split(" ")
-    quads = zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-    return tuple([(f"{level} {name}", int(room), int(rate)) for level, name, room, rate in quads])
+    found = []
+    at = 0
+    while at < len(spec):
+        room, rate = struct.unpack_from("<dd", spec, at)
+        level_end = spec.index(b"\0", at + 16)
+        label_end = spec.index(b"\0", level_end + 1)
+        index = f"{spec[at + 16 : level_end].decode()} {spec[level_end + 1 : label_end].decode()}"
+        found.append((index, int(room), int(rate)))
+        at = label_end + 1
+    return tuple(found)
 
 
-def numbers(units: str) -> list[int]:
-    return [int(number) for number in units.split(" ")]
+def packed(units: Sequence[int]) -> bytes:
+    """The *units* of a call, a number for each bucket. One above 2**53 may be rounded: it is more than any debt."""
+    return struct.pack(f"<{len(units)}d", *units)
+
+
+def numbers(units: bytes) -> list[int]:
+    return [int(number) for number in struct.unpack(f"<{len(units) // 8}d", units)]
 
 
 class BudgetBucket:
@@ -68,7 +89,7 @@ class HoldRecord:
 
     __slots__ = ("kind", "lost", "nonce", "spec", "spent", "till", "units")
 
-    def __init__(self, kind: str, nonce: str, lost: str, spec: str, units: list[int]) -> None:
+    def __init__(self, kind: str, nonce: str, lost: str, spec: bytes, units: list[int]) -> None:
         self.kind = kind  # live, lost, done
         self.nonce = nonce
         self.lost = lost  # what becomes of it then: charge, release, spent
@@ -89,7 +110,7 @@ class BudgetWaiter:
 
     __slots__ = ("path", "spec", "till", "units")
 
-    def __init__(self, till: int, path: str, spec: str, units: list[int]) -> None:
+    def __init__(self, till: int, path: str, spec: bytes, units: list[int]) -> None:
         self.till = till
         self.path = path
         self.spec = spec

@@ -3,80 +3,18 @@
 from __future__ import annotations
 
 from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MAX_WOKEN, MOST, ROOT
+from headgate.budget.short_script import BUCKET, NOTES, NUMBER, QUOTA, RECORD, SHORT_LUA, WAITER
 
-# Keys: a Hash of the buckets of the root by label, of the records of holds by h and their id, of waiters by w and
-# their id, and of notes by m; a Sorted Set of holds by when they end or are forgotten; a Sorted Set of the ids in the
-# queue by when they came. The buckets of other levels are Hashes of their own. The notes save calls: the time before
-# which no hold ends, whether there may be a queue, and the time until which the keys live. ARGV from 3: id, spec and
-# units, and what each operation says. What nearly every call needs is read with one HMGET and written with one HSET.
-LUA = f"""
-local hash, due, waiting = unpack(KEYS)
-local id, spec, units = ARGV[3], ARGV[4], ARGV[5]
-
-local fields, wanted, at_root = {{'m', 'h' .. id}}, {{}}, true
-for level, name, room, rate in string.gmatch(spec, '(%S+) (%S+) (%d+) (%d+)') do
-  wanted[#wanted + 1] = {{level, name, tonumber(room), tonumber(rate)}}
-  if level == '{ROOT}' then fields[#fields + 1] = name else at_root = false end
-end
-local texts = redis.call('HMGET', hash, unpack(fields))
-local first, queue, lives = string.match(texts[1] or '', '^(%d+) (%d) (%d+)$')
-local next_due, has_queue, lives_until = tonumber(first or 0), queue ~= '0', tonumber(lives or 0)
-
--- The short way of most calls: a new id is granted, or a live hold settled, at the root alone, while no caller waits,
--- no hold ends and no key needs a longer TTL. It does what the operations below do; else it has changed nothing.
-local till, kept, its_units, longest
-if at_root and not has_queue and next_due > now and next_due < {MOST} then
-  if op == 'reserve' and not texts[2] then
-    longest = ARGV[6] + {LOST_TTL + 2 * DONE_TTL}
-    till, kept = now + ARGV[6], 'live\\n' .. ARGV[7] .. '\\n' .. ARGV[8] .. '\\n' .. spec .. '\\n' .. units .. '\\n'
-  elseif op == 'settle' and texts[2] and string.sub(texts[2], 1, 5) == 'live\\n' then
-    local _, before = string.find(texts[2], '\\n' .. spec .. '\\n', 5, true)
-    its_units = before and string.match(texts[2], '^[%d ]+', before + 1)
-    longest = {LOST_TTL + 2 * DONE_TTL}
-    till = its_units and (math.floor(now / {DONE_TTL}) + 2) * {DONE_TTL}
-    kept = 'done\\n' .. string.match(texts[2], '^[^\\n]*', 6) .. '\\n1' .. ARGV[6] .. '\\n\\n\\n'
-  end
-end
-if till then
-  local next_amount, next_back = string.gmatch(units, '%d+'), its_units and string.gmatch(its_units, '%d+')
-  local fresh = {{'h' .. id, kept}}
-  for i, each in ipairs(wanted) do
-    local at, debt, held, ends = string.match(texts[i + 2] or '', '^(%d+) (%d+) (%d+) (%d+)$')
-    if not at then till = nil break end
-    local amount = tonumber(next_amount())
-    at, debt, held, ends = tonumber(at), tonumber(debt), tonumber(held), tonumber(ends)
-    if at > now + {CLOCK_STEP} then at = now end
-    if now > at then debt, at = math.max(debt - (now - at) * each[4], 0), now end
-    if its_units then
-      debt, held = math.min(debt + amount, {MOST}), math.max(held - next_back(), 0)
-    else
-      held, ends = (ends > now and held or 0) + amount, math.max(ends, till)
-      if debt + held > each[3] then till = nil break end
-    end
-    longest = math.max(longest, (debt + held) / each[4])
-    fresh[#fresh + 1] = each[2]
-    fresh[#fresh + 1] = string.format('%.0f %.0f %.0f %.0f', at, debt, held, ends)
-  end
-  if till and lives_until >= now + longest then
-    if till < next_due then
-      fresh[#fresh + 1] = 'm'
-      fresh[#fresh + 1] = string.format('%.0f 0 %.0f', till, lives_until)
-    end
-    redis.call('HSET', hash, unpack(fresh))
-    redis.call('ZADD', due, format_int(till), id)
-    return its_units and {{1}} or {{1, 0, 0, 0, 0}}
-  end
-end
-
+LUA = f"""{SHORT_LUA}
 local buckets, named, paths, told = {{}}, {{}}, {{}}, {{}}
 local written
 
 local function level_key(level) return level == '{ROOT}' and hash or hash .. ':' .. level end
 
 local function add_bucket(level, name, room, rate, text)
-  local at, debt, held, ends = string.match(text or '', '^(%d+) (%d+) (%d+) (%d+)$')
-  local b = {{level = level, name = name, index = level .. ' ' .. name, room = tonumber(room), rate = tonumber(rate),
-    at = tonumber(at or now), debt = tonumber(debt or 0), held = tonumber(held or 0), ends = tonumber(ends or 0)}}
+  local b = {{level = level, name = name, index = level .. ' ' .. name, room = room, rate = rate,
+    at = now, debt = 0, held = 0, ends = 0}}
+  if text then b.at, b.debt, b.held, b.ends = struct.unpack('{BUCKET}', text) end
   if b.at > now + {CLOCK_STEP} then b.at = now end
   buckets[b.index] = b
   return b
@@ -84,23 +22,22 @@ end
 
 local function parse(text)
   if not text then return end
-  local kind, nonce, lost, its_spec, its_units, spent =
-    string.match(text, '^(%a+)\\n(.-)\\n(.-)\\n(.-)\\n(.-)\\n(.*)$')
-  return {{kind = kind, nonce = nonce, lost = lost, spec = its_spec, units = its_units, spent = spent}}
+  local kind, nonce, lost, its_spec, its_units, at = struct.unpack('{RECORD}', text)
+  return {{kind = kind, nonce = nonce, lost = lost, spec = its_spec, units = its_units, spent = string.sub(text, at)}}
 end
 
 local record = parse(texts[2] or nil)
 do
   local at = 2
-  for i, each in ipairs(wanted) do
+  for i, level in ipairs(levels) do
     local text
-    if each[1] == '{ROOT}' then
+    if level == '{ROOT}' then
       at = at + 1
       text = texts[at]
     else
-      text = redis.call('HGET', level_key(each[1]), each[2])
+      text = redis.call('HGET', level_key(level), names[i])
     end
-    named[i] = add_bucket(each[1], each[2], each[3], each[4], text or nil)
+    named[i] = add_bucket(level, names[i], rooms[i], rates[i], text or nil)
   end
 end
 
@@ -119,21 +56,25 @@ end
 
 local function buckets_of(of)
   if of == spec then return named end
-  local found = {{}}
-  for level, name, room, rate in string.gmatch(of, '(%S+) (%S+) (%d+) (%d+)') do
+  local found, at = {{}}, 1
+  while at <= #of do
+    local room, rate, level, name, next_at = struct.unpack('{QUOTA}', of, at)
     local known = buckets[level .. ' ' .. name]
     found[#found + 1] = known or add_bucket(level, name, room, rate, redis.call('HGET', level_key(level), name) or nil)
+    at = next_at
   end
   return found
 end
 
 local function numbers(text)
   local found = {{}}
-  for number in string.gmatch(text, '%d+') do found[#found + 1] = tonumber(number) end
+  for at = 1, #text, 8 do found[#found + 1] = struct.unpack('{NUMBER}', text, at) end
   return found
 end
 
-local function text_of(r) return table.concat({{r.kind, r.nonce, r.lost, r.spec, r.units, r.spent}}, '\\n') end
+local function text_of(r)
+  return struct.pack('{RECORD}', r.kind, r.nonce, r.lost, #r.spec, r.spec, #r.units, r.units) .. r.spent
+end
 
 local function write(each, new, till)
   written = written or {{}}
@@ -151,7 +92,8 @@ end
 local function tell_waiters()
   if not has_queue then return end
   for _, each in ipairs(redis.call('ZRANGE', waiting, 0, {MAX_WOKEN - 1})) do
-    local path = string.match(redis.call('HGET', hash, 'w' .. each) or '', '^%d+\\n(.-)\\n')
+    local text = redis.call('HGET', hash, 'w' .. each)
+    local path = text and select(2, struct.unpack('{WAITER}', text))
     if path and not told[path] then
       told[path] = true
       paths[#paths + 1] = path
@@ -169,7 +111,7 @@ local function end_due()
     for i = 1, #over, 2 do
       local each, time = over[i], tonumber(over[i + 1])
       local its = parse(redis.call('HGET', hash, 'h' .. each) or nil)
-      if its and its.kind == 'live' then
+      if its and its.kind == 'l' then
         local cost, amounts = charged(its), numbers(its.units)
         for number, b in ipairs(buckets_of(its.spec)) do
           drain(b, time)
@@ -177,7 +119,7 @@ local function end_due()
           charge(b, cost[number] or 0)
         end
         freed = freed or its.lost ~= 'charge'
-        its.kind = 'lost'
+        its.kind = 'x'
         redis.call('HSET', hash, 'h' .. each, text_of(its))
         redis.call('ZADD', due, format_int(time + {LOST_TTL}), each)
       else
@@ -196,7 +138,7 @@ local function save(hold)
   for _, b in pairs(buckets) do
     if b.dirty then
       drain(b, now)
-      local text = string.format('%.0f %.0f %.0f %.0f', b.at, b.debt, b.held, b.ends)
+      local text = struct.pack('{BUCKET}', b.at, b.debt, b.held, b.ends)
       written = written or {{}}
       longest = math.max(longest, (b.debt + b.held) / b.rate)
       if b.level == '{ROOT}' then
@@ -212,7 +154,7 @@ local function save(hold)
   local extend = lives_until < now + longest
   if extend then lives_until = now + 2 * longest end
   written[#written + 1] = 'm'
-  written[#written + 1] = string.format('%.0f %d %.0f', next_due, has_queue and 1 or 0, lives_until)
+  written[#written + 1] = struct.pack('{NOTES}', next_due, has_queue and 1 or 0, lives_until)
   for i = 1, #written, 100 do redis.call('HSET', hash, unpack(written, i, math.min(i + 99, #written))) end
   if extend then
     for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, format_int(math.ceil(2 * longest / 1000))) end
@@ -240,14 +182,17 @@ local function asked_before()
     end
     for _, each in ipairs(ahead) do
       if each == id then return sums, true end
-      local till, its_spec, its_units =
-        string.match(redis.call('HGET', hash, 'w' .. each) or '', '^(%d+)\\n.-\\n(.-)\\n(.*)$')
-      if till and tonumber(till) > now then
+      local text = redis.call('HGET', hash, 'w' .. each)
+      local till, path, its_spec, units_at = 0
+      if text then till, path, its_spec, units_at = struct.unpack('{WAITER}', text) end
+      if till > now then
         from = from + 1
-        local next_amount = string.gmatch(its_units, '%d+')
-        for level, name in string.gmatch(its_spec, '(%S+) (%S+) %d+ %d+') do
+        local at = 1
+        while at <= #its_spec do
+          local room, rate, level, name, next_at = struct.unpack('{QUOTA}', its_spec, at)
           local index = level .. ' ' .. name
-          sums[index] = (sums[index] or 0) + tonumber(next_amount())
+          sums[index] = (sums[index] or 0) + struct.unpack('{NUMBER}', text, units_at)
+          at, units_at = next_at, units_at + 8
         end
       else
         leave_queue(each)
@@ -261,8 +206,8 @@ if next_due <= now then end_due() end
 if op == 'reserve' then
   local hold, nonce, lost, waiter_ttl, path = tonumber(ARGV[6]), ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
   local till, amounts = now + hold, numbers(units)
-  if record and record.kind == 'done' and record.nonce == nonce then return reply(hold, -1, 0, 0, 0, 0) end
-  if record and record.kind == 'live' then
+  if record and record.kind == 'd' and record.nonce == nonce then return reply(hold, -1, 0, 0, 0, 0) end
+  if record and record.kind == 'l' then
     for _, b in ipairs(buckets_of(record.spec)) do hold_units(b, 0, till) end
     write(id, record, till)
     return reply(hold, 1, 0, 0, 0, 0)
@@ -290,7 +235,7 @@ if op == 'reserve' then
       end
       has_queue, written = true, written or {{}}
       written[#written + 1] = 'w' .. id
-      written[#written + 1] = table.concat({{format_int(now + waiter_ttl), path, spec, units}}, '\\n')
+      written[#written + 1] = struct.pack('{WAITER}', now + waiter_ttl, path, #spec, spec) .. units
     elseif leave_queue(id) then
       tell_waiters()
     end
@@ -301,20 +246,20 @@ if op == 'reserve' then
     tell_waiters()
   end
   for number, b in ipairs(named) do hold_units(b, amounts[number], till) end
-  write(id, {{kind = 'live', nonce = nonce, lost = lost, spec = spec, units = units, spent = ''}}, till)
+  write(id, {{kind = 'l', nonce = nonce, lost = lost, spec = spec, units = units, spent = ''}}, till)
   return reply(hold, 1, 0, 0, 0, 0)
 end
 
 if op == 'extend' then
   local hold, spent = tonumber(ARGV[6]), ARGV[7]
-  if not record or record.kind == 'done' or record.spec ~= spec then return reply(hold, 0) end
-  local live, fits, till, texts = record.kind == 'live', true, now + hold, {{}}
+  if not record or record.kind == 'd' or record.spec ~= spec then return reply(hold, 0) end
+  local live, fits, till, packed = record.kind == 'l', true, now + hold, ''
   local raised, known = numbers(units), numbers(record.units)
   local paid = live and {{}} or charged(record)
   for number, b in ipairs(named) do
     drain(b, now)
     raised[number] = math.max(raised[number], known[number])
-    texts[number] = format_int(raised[number])
+    packed = packed .. struct.pack('{NUMBER}', raised[number])
     local more = raised[number] - (live and known[number] or 0)
     local full = math.max(b.debt - (paid[number] or 0), 0) + held(b) + more > b.room
     if full and not (live and more == 0) then fits = false end
@@ -324,9 +269,9 @@ if op == 'extend' then
       charge(b, -(paid[number] or 0))
       hold_units(b, raised[number] - (live and known[number] or 0), till)
     end
-    record.kind, record.units = 'live', table.concat(texts, ' ')
+    record.kind, record.units = 'l', packed
   end
-  if record.kind == 'live' then
+  if record.kind == 'l' then
     record.spent = spent
     for _, b in ipairs(named) do hold_units(b, 0, till) end
     write(id, record, till)
@@ -336,8 +281,8 @@ end
 
 if op == 'settle' or op == 'withdraw' then
   local nonce, unknown = ARGV[6], ARGV[7]
-  local ended = record and record.kind ~= 'done'
-  if op == 'withdraw' and ended and (record.nonce ~= nonce or record.kind == 'lost') then return reply(0, 0) end
+  local ended = record and record.kind ~= 'd'
+  if op == 'withdraw' and ended and (record.nonce ~= nonce or record.kind == 'x') then return reply(0, 0) end
   local waited, amounts = leave_queue(id), numbers(units)
   if ended or (not record and unknown == '1') then
     for number, b in ipairs(named) do
@@ -346,7 +291,7 @@ if op == 'settle' or op == 'withdraw' then
     end
   end
   if ended then
-    local live = record.kind == 'live'
+    local live = record.kind == 'l'
     local back = live and numbers(record.units) or charged(record)
     for number, b in ipairs(buckets_of(record.spec)) do
       drain(b, now)
@@ -356,7 +301,7 @@ if op == 'settle' or op == 'withdraw' then
   local result = ended and 1 or 0
   if not record or ended then  -- the reply and the nonce of this call are kept in place of the policy
     local its_nonce = record and record.nonce or nonce
-    local done = {{kind = 'done', nonce = its_nonce, lost = result .. nonce, spec = '', units = '', spent = ''}}
+    local done = {{kind = 'd', nonce = its_nonce, lost = result .. nonce, spec = '', units = '', spent = ''}}
     write(id, done, (math.floor(now / {DONE_TTL}) + 2) * {DONE_TTL})
   elseif record.lost == '1' .. nonce then  -- the same call again
     result = 1
@@ -378,9 +323,11 @@ if op == 'holds' then
   local found = {{}}
   for _, each in ipairs(redis.call('ZRANGE', due, 0, -1)) do
     local its = parse(redis.call('HGET', hash, 'h' .. each) or nil)
-    if its and its.kind == 'live' then
+    if its and its.kind == 'l' and its.spec == spec then
+      local amounts = numbers(its.units)
+      for number, amount in ipairs(amounts) do amounts[number] = format_int(amount) end
       local left = redis.call('ZSCORE', due, each) - now
-      for _, value in ipairs({{each, left, its.spec, its.units}}) do found[#found + 1] = value end
+      for _, value in ipairs({{each, left, table.concat(amounts, ' ')}}) do found[#found + 1] = value end
     end
   end
   save(0)

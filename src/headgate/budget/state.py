@@ -2,8 +2,8 @@
 
 A bucket has a debt, which drains with time, and *held*, the sum of the live holds. What is available is room less debt
 less held. All numbers are units (see `headgate.budget.amounts`), so the state knows neither names nor currencies. A
-*spec* is text that says which buckets a call concerns: level, label, room and rate of each; *units* is a number for
-each of them. All levels of a hierarchy that have the same root are one state.
+*spec* says which buckets a call concerns: level, label, room and rate of each; *units* is a number for each of them;
+both are packed (see `headgate.budget.records`). All levels of a hierarchy that have the same root are one state.
 
 reserve    holds *units* for *id* until *hold* is over, if there is room in all buckets beside what the ids before it in
            the queue wait for. Otherwise the id waits for *waiter_ttl*, and longer if it asks again (0: it does not).
@@ -17,7 +17,7 @@ withdraw   ends the hold, or takes *id* out of the queue, and charges nothing. R
            none.
 pause      raises the debts until nothing is available for the time in which *units* drain. Replies with 1.
 available  replies with what is available in each bucket, less than 0 if there is a debt.
-holds      replies with the id, the microseconds left, the spec and the units of each live hold.
+holds      replies with the id, the microseconds left and the units, as text, of each live hold with this *spec*.
 
 The first four reply with the paths of waiters that may succeed now, too, behind a fixed number of values. The path of a
 waiter is its innermost level.
@@ -72,8 +72,8 @@ class BudgetState:
         self,
         now: int,
         id: str,
-        spec: str,
-        units: str,
+        spec: bytes,
+        units: bytes,
         hold: int,
         nonce: str,
         lost: str,
@@ -87,7 +87,7 @@ class BudgetState:
         self,
         now: int,
         id: str,
-        spec: str,
+        spec: bytes,
         units: list[int],
         hold: int,
         nonce: str,
@@ -139,7 +139,9 @@ class BudgetState:
         self._write(id, HoldRecord("live", nonce, lost, spec, units), till)
         return [1, 0, 0, 0, 0]
 
-    def grant(self, now: int, id: str, spec: str, buckets: SpecBuckets, units: list[int], hold: int, lost: str) -> bool:
+    def grant(
+        self, now: int, id: str, spec: bytes, buckets: SpecBuckets, units: list[int], hold: int, lost: str
+    ) -> bool:
         """`hold` for an *id* that was never used, while no caller waits; False without room: then nothing is held."""
         if self.waiting:
             return False
@@ -157,7 +159,7 @@ class BudgetState:
         self._write(id, HoldRecord("live", "", lost, spec, units), till)
         return True
 
-    def extend(self, now: int, id: str, spec: str, units: str, hold: int, spent: str) -> list[Any]:
+    def extend(self, now: int, id: str, spec: bytes, units: bytes, hold: int, spent: bytes) -> list[Any]:
         self._begin(now)
         record = self.records.get(id)
         if record is None or record.kind == "done" or record.spec != spec:
@@ -185,10 +187,10 @@ class BudgetState:
             self._write(id, record, till)
         return [int(fits), *self.paths]
 
-    def settle(self, now: int, id: str, spec: str, units: str, nonce: str, unknown: int) -> list[Any]:
+    def settle(self, now: int, id: str, spec: bytes, units: bytes, nonce: str, unknown: int) -> list[Any]:
         return [self.finish(now, id, spec, numbers(units), nonce, unknown), *self.paths]
 
-    def finish(self, now: int, id: str, spec: str, units: list[int], nonce: str, unknown: int) -> int:
+    def finish(self, now: int, id: str, spec: bytes, units: list[int], nonce: str, unknown: int) -> int:
         """`settle` with numbers; the paths to wake are in `paths`."""
         self._begin(now)
         record = self.records.get(id)
@@ -214,14 +216,14 @@ class BudgetState:
         del self.records[id]
         return True
 
-    def withdraw(self, now: int, id: str, spec: str, units: str, nonce: str, unknown: int) -> list[Any]:
+    def withdraw(self, now: int, id: str, spec: bytes, units: bytes, nonce: str, unknown: int) -> list[Any]:
         self._begin(now)
         record = self.records.get(id)
         if record is not None and (record.kind == "lost" or (record.kind == "live" and record.nonce != nonce)):
             return [0, *self.paths]
         return [self._end(now, id, record, spec, numbers(units), nonce, unknown), *self.paths]
 
-    def pause(self, now: int, id: str, spec: str, units: str) -> list[Any]:
+    def pause(self, now: int, id: str, spec: bytes, units: bytes) -> list[Any]:
         self._begin(now)
         for (index, room, rate), amount in zip(buckets_of(spec), numbers(units), strict=True):
             bucket = self._bucket(now, index, rate)
@@ -229,7 +231,7 @@ class BudgetState:
             bucket.charge(max(room + amount - bucket.held_at(now) - bucket.debt, 0))
         return [1, *self.paths]
 
-    def available(self, now: int, id: str, spec: str, units: str) -> list[Any]:
+    def available(self, now: int, id: str, spec: bytes, units: bytes) -> list[Any]:
         self._begin(now)
         found = []
         for index, room, rate in buckets_of(spec):
@@ -238,12 +240,13 @@ class BudgetState:
             found.append(room - bucket.debt - bucket.held_at(now))
         return found
 
-    def holds(self, now: int, id: str, spec: str, units: str) -> list[Any]:
+    def holds(self, now: int, id: str, spec: bytes, units: bytes) -> list[Any]:
         self._begin(now)
-        live = [(record.till, id, record) for id, record in self.records.items() if record.kind == "live"]
+        records = self.records.items()
+        live = [(record.till, id, record) for id, record in records if record.kind == "live" and record.spec == spec]
         found: list[Any] = []
         for till, each, record in sorted(live, key=lambda one: one[:2]):
-            found += [each, till - now, record.spec, " ".join(map(str, record.units))]
+            found += [each, till - now, " ".join(map(str, record.units))]
         return found
 
     def is_expired(self, now: int) -> bool:
@@ -255,7 +258,7 @@ class BudgetState:
         return not self.buckets
 
     def _end(
-        self, now: int, id: str, record: HoldRecord | None, spec: str, units: list[int], nonce: str, unknown: int
+        self, now: int, id: str, record: HoldRecord | None, spec: bytes, units: list[int], nonce: str, unknown: int
     ) -> int:
         waited = self.waiting.pop(id, None) if self.waiting else None
         ended = record is not None and record.kind != "done"
@@ -276,7 +279,7 @@ class BudgetState:
                     bucket.charge(-back[number])
         result = int(ended)
         if record is None or ended:  # the reply and the nonce of this call are kept in place of the policy
-            done = HoldRecord("done", nonce if record is None else record.nonce, f"{result}{nonce}", "", [])
+            done = HoldRecord("done", nonce if record is None else record.nonce, f"{result}{nonce}", b"", [])
             self._write(id, done, forget_at(now))
         elif record.lost == "1" + nonce:  # the same call again
             result = 1

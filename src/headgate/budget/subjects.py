@@ -14,14 +14,16 @@ from typing import Any, Protocol
 
 from headgate._lifecycle import in_each_child
 from headgate.budget.amounts import Amount, Amounts, BucketSpec
-from headgate.budget.records import buckets_of
+from headgate.budget.records import buckets_of, packed, spec_of
+from headgate.budget.server_calls import ServerCalls
 from headgate.budget.state import SWEEP_EVERY, BudgetState
 from headgate.clock import MICROSECONDS
 from headgate.coordination.backend import MemoryStates
-from headgate.coordination.runner import Plan, Runner
+from headgate.coordination.runner import Runner
 from headgate.coordination.states.machine import Operation, entry_channel
 from headgate.keys import check_key
 from headgate.rule import OnStoreError
+from headgate.telemetry.counts import AmountTotals
 
 _prefix = ""
 _process = 0
@@ -60,8 +62,9 @@ class OpenHold(Protocol):
 class BudgetTerms:
     """What all holds of a `Budget` object have in common."""
 
-    def __init__(self, runner: Runner, hold: float, on_lost: str, on_store_error: OnStoreError) -> None:
+    def __init__(self, runner: Runner, hold: float, on_lost: str, on_store_error: OnStoreError, amounts: int) -> None:
         self.runner = runner
+        self.totals = AmountTotals(amounts)
         self.clock = runner.clock
         self.hold_us = round(hold * MICROSECONDS)
         self.on_lost = on_lost
@@ -91,7 +94,7 @@ class BudgetSubject:
         self._names = names
         self.spec = self.spec_of(amounts.buckets)
         self.path = names[-1] if len(names) > 1 else ""
-        self.zeros = " ".join(["0"] * len(amounts.buckets))
+        self.zeros = packed([0] * len(amounts.buckets))
         self._root = runner.channel.partition("\n")[0]
         self._channel = runner.channel
         self._waiters = runner.backend.waiters
@@ -99,10 +102,11 @@ class BudgetSubject:
         states = runner.backend.states
         self._memory = states if type(states) is MemoryStates else None
         self._index = (runner.machine.prefix, runner.name)
+        self.calls: ServerCalls | None = None  # the short way on a server, for threads
 
-    def spec_of(self, buckets: list[BucketSpec]) -> str:
+    def spec_of(self, buckets: list[BucketSpec]) -> bytes:
         """These buckets as the state reads them."""
-        return " ".join([f"{self._names[each.level]} {each.label} {each.room} {each.rate}" for each in buckets])
+        return spec_of([(self._names[each.level], each.label, each.room, each.rate) for each in buckets])
 
     def values_of(self, id: str | None, amounts: dict[str, Amount]) -> list[int]:
         """The amounts of a reservation; raises what is wrong with it."""
@@ -114,25 +118,26 @@ class BudgetSubject:
         self.amounts.check_capacity(values)
         return values
 
-    def operation(self, name: str, id: str, values: list[int] | None, *more: str | int) -> Operation:
-        units = self.zeros if values is None else " ".join(map(str, self.amounts.units(values)))
+    def operation(self, name: str, id: str, values: list[int] | None, *more: str | int | bytes) -> Operation:
+        units = self.zeros if values is None else packed(self.amounts.units(values))
         return Operation(name, (id, self.spec, units, *more))
-
-    def ask(self, operation: Operation, size: int) -> Plan[list[Any]]:
-        """Run *operation*, and wake the waiters of this process that its reply names behind *size* values."""
-        reply = yield operation
-        self._wake(reply, size)
-        return reply  # type: ignore[no-any-return]  # what a plan is sent is Any
 
     def ask_locally(self, operation: Operation, size: int) -> list[Any]:
         """Run *operation* on the state of this process, in place of the store's."""
         reply = self.runner.backend.local_states.run(self.runner.machine, self.runner.name, operation)
-        self._wake(reply, size)
+        self.wake(reply, size)
         return reply
 
-    def _wake(self, reply: list[Any], size: int) -> None:
-        for path in reply[size:]:
-            self.runner.backend.waiters.wake(entry_channel(self._root, path))
+    def wake(self, reply: list[Any], size: int) -> None:
+        """Wake the waiters of this process that a *reply* names behind *size* values."""
+        if len(reply) > size:
+            for path in reply[size:]:
+                self._waiters.wake(entry_channel(self._root, path))
+
+    def wake_own(self) -> None:
+        """Wake the waiters of this process for this subject."""
+        if not self._waiters.is_empty(self._channel):
+            self._waiters.wake(self._channel)
 
     # ------------------------------------------------------------------------------- the short way, in memory alone
 
@@ -169,6 +174,6 @@ class BudgetSubject:
             except BaseException:
                 memory._states.pop(self._index, None)
                 raise
-        if settled and not self._waiters.is_empty(self._channel):
-            self._waiters.wake(self._channel)
+        if settled:
+            self.wake_own()
         return settled

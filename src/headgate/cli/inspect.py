@@ -11,11 +11,13 @@ import json
 import os
 import sys
 import time
+from http.client import HTTPException
 from typing import Any
 
 from headgate.cli.service import add_json, refuse
 from headgate.errors import StoreUnavailable
 from headgate.stores.base import SCHEMES, scheme_of
+from headgate.stores.settings import without_secrets
 
 CODES = {"ok": 0, "unknown": 0, "warning": 3, "problem": 1}
 DOCTOR = (
@@ -58,7 +60,8 @@ def migrate(options: argparse.Namespace) -> int:
 
 def add_doctor(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="whether a store is fit for limits", description=DOCTOR)
-    parser.add_argument("url", metavar="URL", help="redis://host:6379/0, postgresql://..., shared://name, ...")
+    forms = "redis://host:6379/0, postgresql://..., shared://name, ...; several decide by majority"
+    parser.add_argument("urls", metavar="URL", nargs="+", help=forms)
     add_json(parser, "the findings")
     parser.set_defaults(run=doctor)
 
@@ -67,7 +70,7 @@ def doctor(options: argparse.Namespace) -> int:
     from headgate.inspection.doctor import examine, worst
 
     try:
-        found = examine(options.url)
+        found = examine(*options.urls)
     except ValueError as error:
         return refuse(error, 2)
     if options.json:
@@ -109,8 +112,8 @@ def top(options: argparse.Namespace) -> int:
             before = now
     except KeyboardInterrupt:
         return 0
-    except (OSError, ValueError) as error:
-        return refuse(f"{options.url}: {error}", 1)
+    except (OSError, ValueError, HTTPException) as error:
+        return refuse(f"{without_secrets(options.url)}: {error}", 1)
 
 
 def _screen(options: argparse.Namespace) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONDITION_HOLDS = 3
 REPLAY = (
     "Replay an access log against a limit, and say which keys it would have refused, when and for how long. "
-    "Formats: combined (nginx, Apache), JSON lines and CSV with a header; .gz is unpacked, - is standard input."
+    "Formats: combined (nginx, Apache), JSON lines and CSV with a header; gzip is unpacked, - is standard input."
 )
 PLAN = (
     "Compare two settings files: which rules become tighter or looser, or count by another key. Exit code 3 if a rule "
@@ -76,18 +76,21 @@ def replay(options: argparse.Namespace) -> int:
 
     try:
         traffic = read_traffic(options.logs, LineReader(options.format, options.key, options.time), _show_progress())
-    except (BadLog, OSError, EOFError) as error:
+    except (BadLog, OSError) as error:
         return refuse(error, 1)
     if not len(traffic):
-        return refuse("no line of the log is a request with a time and a key", 1)
+        return refuse(f"none of the {traffic.skipped.total():,} lines is a request with {_wanted(options)}", 1)
     given = Quota.parse(options.quota[0]) if options.quota and len(options.quota) == 1 else None
     suggestions = [] if asked.share is None else suggest(traffic, asked.share, asked.algorithm, given)
     new_outcome, old_outcome = (None if each is None else decide_all(traffic, each) for each in (asked.new, asked.old))
     found = report(traffic, new_outcome, old_outcome, suggestions)
-    if options.svg:
-        options.svg.write_text(as_svg(found), encoding="utf-8")
-    if options.html:
-        options.html.write_text(as_html(found, as_text(found)), encoding="utf-8")
+    try:
+        if options.svg:
+            options.svg.write_text(as_svg(found), encoding="utf-8")
+        if options.html:
+            options.html.write_text(as_html(found, as_text(found)), encoding="utf-8")
+    except OSError as error:
+        return refuse(error, 1)
     print(json.dumps(found, indent=2) if options.json else "\n".join(as_text(found)))
     failed = [condition for condition in options.fail_if if holds(condition, found)]
     for condition in failed:
@@ -112,11 +115,20 @@ def _asked(options: argparse.Namespace) -> Asked:
     share = None if options.suggest is None else _share(options.suggest)
     if new is None and (options.fail_if or options.html or options.svg or old):
         raise ValueError("--against, --fail-if, --html and --svg need a limit: --quota or --config")
+    for path in filter(None, (options.html, options.svg)):  # before a large log is read
+        if not path.parent.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
     for condition in options.fail_if:
         check_condition(condition)
         if "new_denied" in condition and old is None:
             raise ValueError("new_denied needs --against: what the old limit refused")
     return Asked(new, old, share, algorithm)
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    """What each line of the log was asked for."""
+    time = f"a time in {options.time!r}" if options.time else "a time"
+    return f"{time} and a key in {options.key!r}" if options.key else f"{time} and a key"
 
 
 def _share(text: str) -> float:

@@ -46,6 +46,12 @@ def add_serve(commands: Any) -> None:
         metavar="N",
         help="limits that clients may bring along, with headgate:// (default 0)",
     )
+    parser.add_argument(
+        "--client-limits-hybrid",
+        action="store_true",
+        default=None,
+        help="decide them from leases on Redis or PostgreSQL, most checks without a round trip to it",
+    )
     parser.add_argument("--config", metavar="FILE", help="rules and settings (default headgate.toml, if it is there)")
     parser.add_argument("--workers", type=int, help="processes (default 1)")
     parser.add_argument(
@@ -63,8 +69,8 @@ def serve(options: argparse.Namespace) -> int:
     from headgate.service.server import serve as run_service
     from headgate.service.settings import PORTS, BadFile
 
-    names = ("host", *PORTS, "store", "client_limits", "workers", "log_level", "log_format")
-    given = {name: getattr(options, name) for name in names}
+    names = ("host", *PORTS, "store", "client_limits", "client_limits_hybrid", "workers")
+    given = {name: getattr(options, name) for name in (*names, "log_level", "log_format")}
     try:
         run_service(sources(options.config, given))
     except BadFile as error:
@@ -157,6 +163,6 @@ def add_token(commands: Any) -> None:
 
 
 def new_token(options: argparse.Namespace) -> int:
-    token = secrets.token_urlsafe(32)
+    token = secrets.token_hex(32)  # of no character that a shell or an option parser could take for its own
     print(f"token   {token}\nsha256  {hashlib.sha256(token.encode()).hexdigest()}")
     return 0

@@ -54,13 +54,14 @@ async def _close(response: aiohttp.ClientResponse) -> None:
 class PoolMiddleware:
     """For ``aiohttp.ClientSession(middlewares=[...])``.
 
-    pool       where members come from
-    authorize  called with the request and the member before each attempt; see `header`
-    retries    how often and how long a request is tried
-    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to other
-               servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
-    learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
-               given `of_response`, or `of_stranger` where members are for all servers
+    Args:
+        pool: where members come from
+        authorize: called with the request and the member before each attempt; see `header`
+        retries: how often and how long a request is tried
+        origins: URLs of the servers that members are for; if not given, that of the first request. Requests to other
+            servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+        learn: what an answer says about the member, as a function of the response that returns a `Feedback`: if not
+            given `of_response`, or `of_stranger` where members are for all servers
     """
 
     def __init__(

@@ -48,7 +48,10 @@ def _origin(url: str) -> tuple[str, str, int]:
 def header(name: str, template: str = "{}", secrets: Mapping[str, str] | None = None) -> Authorize:
     """An *authorize* that writes the member, or its secret, into a header: ``header("Authorization", "Bearer {}")``.
 
-    *secrets* maps members to secrets: then the pool holds only names, and the secrets stay out of Redis.
+    Args:
+        name: of the header
+        template: its value, with ``{}`` for the member or its secret
+        secrets: of members by name: then the pool holds only names, and the secrets stay out of Redis
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"name must be that of a header, such as 'Authorization', got {name!r:.80}")

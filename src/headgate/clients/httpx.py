@@ -84,14 +84,15 @@ class _PooledTransport(Generic[AnyPool, AnyTransport]):
 class PoolTransport(_PooledTransport[Pool, httpx.BaseTransport], httpx.BaseTransport):
     """For `httpx.Client`.
 
-    pool       where members come from
-    authorize  called with the request and the member before each attempt; see `header`
-    transport  what sends the request; httpx's own if not given
-    retries    how often and how long a request is tried
-    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to other
-               servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
-    learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
-               given `of_response`, or `of_stranger` where members are for all servers
+    Args:
+        pool: where members come from
+        authorize: called with the request and the member before each attempt; see `header`
+        transport: what sends the request; httpx's own if not given
+        retries: how often and how long a request is tried
+        origins: URLs of the servers that members are for; if not given, that of the first request. Requests to other
+            servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+        learn: what an answer says about the member, as a function of the response that returns a `Feedback`: if not
+            given `of_response`, or `of_stranger` where members are for all servers
     """
 
     _pool_type = Pool

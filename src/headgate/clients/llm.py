@@ -165,11 +165,12 @@ def _of_library(kind: type[Any], stream: type[Any]) -> Callable[..., Any]:
 class BudgetTransport(_BudgetedTransport[Budget, httpx.BaseTransport], httpx.BaseTransport):
     """For `httpx.Client`.
 
-    budget     what the server allows to all processes together
-    key        of the budget, or a function of the request that gives it; one for each account at the server
-    timeout    seconds that a request waits for the budget; then it is answered with a 429 of our own. None: for ever
-    count      counts the input tokens of a request, given its JSON; if not given, characters / 4
-    transport  what sends the request; httpx's own if not given
+    Args:
+        budget: what the server allows to all processes together
+        key: of the budget, or a function of the request that gives it; one for each account at the server
+        timeout: seconds that a request waits for the budget; then it is answered with a 429 of our own. None: for ever
+        count: counts the input tokens of a request, given its JSON; if not given, characters / 4
+        transport: what sends the request; httpx's own if not given
     """
 
     _budget_type = Budget

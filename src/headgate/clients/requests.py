@@ -45,14 +45,15 @@ def _is_failure(error: Exception) -> bool:
 class PoolAdapter(HTTPAdapter):
     """For `requests.Session.mount`.
 
-    pool       where members come from
-    authorize  called with the prepared request and the member before each attempt; see `header`
-    retries    how often and how long a request is tried
-    origins    URLs of the servers that members are for; if not given, that of the first request. Requests to other
-               servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
-    learn      what an answer says about the member, as a function of the response that returns a `Feedback`: if not
-               given `of_response`, or `of_stranger` where members are for all servers
-    options    of requests' own adapter (pool_connections, pool_maxsize, ...)
+    Args:
+        pool: where members come from
+        authorize: called with the prepared request and the member before each attempt; see `header`
+        retries: how often and how long a request is tried
+        origins: URLs of the servers that members are for; if not given, that of the first request. Requests to other
+            servers, to which a redirect may lead, go out without a member. ``"*"``: members are for all servers
+        learn: what an answer says about the member, as a function of the response that returns a `Feedback`: if not
+            given `of_response`, or `of_stranger` where members are for all servers
+        **options: of requests' own adapter (pool_connections, pool_maxsize, ...)
     """
 
     def __init__(

@@ -29,8 +29,9 @@ LONGEST_PAUSE = 30.0
 class Retries:
     """How often and how long a request is tried.
 
-    attempts  how many times it is sent at most
-    timeout   seconds for all of it: waiting for a member, for the server, and between attempts
+    Args:
+        attempts: how many times it is sent at most
+        timeout: seconds for all of it: waiting for a member, for the server, and between attempts
     """
 
     attempts: int = 4

@@ -68,6 +68,7 @@ class Acquisition:
         """Begin it: a request that was sent at that time was granted."""
         self.fence = fence
         self._extend(sent)
+        self.terms.runner.counts.hold(self)
         if self.terms.max_hold is not None:
             self.renewable_until = sent + round(self.terms.max_hold * MICROSECONDS)
 
@@ -130,6 +131,7 @@ class Acquisition:
     def lose(self) -> None:
         self.end()
         if not self.lost.is_set():
+            self.terms.runner.counts.lose()
             self.lost.set()
             if self.task:
                 self.task.cancel()
@@ -146,6 +148,7 @@ class Acquisition:
 
     def end(self) -> None:
         self.over = True
+        self.terms.runner.counts.end(self)
         if self.timer:
             self.timer.cancel()
 

@@ -56,12 +56,13 @@ class Adaptive:
     exception that *overload* names, or a lease that was held for longer than *target*. Other exceptions count for
     nothing.
 
-    max         the limit never grows above it
-    min         the limit never shrinks below it; no caller may weigh more
-    grow_after  successes before it grows by one; None: as many as the limit is
-    shrink      what is left of it after an overload, as a share from 0.001 to 0.999
-    target      seconds; None: how long a lease is held does not matter
-    overload    types of exceptions, or a function of one, that mean that the server has too much to do
+    Args:
+        max: the limit never grows above it
+        min: the limit never shrinks below it; no caller may weigh more
+        grow_after: successes before it grows by one; None: as many as the limit is
+        shrink: what is left of it after an overload, as a share from 0.001 to 0.999
+        target: seconds; None: how long a lease is held does not matter
+        overload: types of exceptions, or a function of one, that mean that the server has too much to do
     """
 
     max: int

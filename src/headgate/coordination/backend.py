@@ -21,7 +21,7 @@ from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.coordination.states.machine import Operation, Reply, StateMachine, entry_channel
 from headgate.coordination.timers import Timers
 from headgate.errors import StoreUnavailable
-from headgate.stores.base import NO_PICKLE, StateStore, Store, StoreOptions, open_store
+from headgate.stores.base import NO_PICKLE, StateStore, Store, StoreOptions, kind_of, open_store
 
 POLL = 1.0  # seconds after which a waiter asks again, woken or not
 TIMEOUT = 2.0  # seconds for an operation, unless the URL has a time-out; longer than for a check of a limiter
@@ -96,6 +96,7 @@ class CoordinationBackend:
     """The states of one store, and the waiters of this process that wait for them to change."""
 
     def __init__(self, store: StateStore, owned: Store | None) -> None:
+        self.kind = kind_of(store)
         self.states = store.states()
         self._owned = owned
         self.clock = clock = store.clock or SYSTEM_CLOCK

@@ -19,7 +19,7 @@ import inspect
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
@@ -32,6 +32,7 @@ from headgate.coordination.states.breaker import ANY_GENERATION, BREAKER
 from headgate.coordination.states.machine import Operation
 from headgate.errors import CircuitOpen, StoreUnavailable
 from headgate.stores.base import Store
+from headgate.telemetry.watching import Sample
 
 logger = logging.getLogger("headgate")
 
@@ -43,6 +44,8 @@ Listener = Callable[[str, str, str], object]  # name, the state before, the stat
 
 class _AnyCircuitBreaker(Tool):
     """What `CircuitBreaker` and `AsyncCircuitBreaker` share: the constructor, and plans (see `headgate._plan`)."""
+
+    _kind = "breaker"
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class _AnyCircuitBreaker(Tool):
         self._on_change = on_change
         self._classifier = ExceptionClassifier(name, ignore)
         self._calls = ActiveCalls((self._runner.backend, name))
+        self._seen = "CLOSED"  # the state that a reply named last, for telemetry
         self._alone = False  # True: the store did not answer, and this process decides alone
 
     def _admit_plan(self) -> Plan[None]:
@@ -95,6 +99,7 @@ class _AnyCircuitBreaker(Tool):
             raise
         allowed, _, generation, _, wait, *_ = reply
         if not allowed:
+            self._count("refused")
             raise CircuitOpen(self.name, max(wait, 1) / MICROSECONDS)
         self._calls.enter(Admission(id, generation, local), now + self._lease)
 
@@ -135,7 +140,15 @@ class _AnyCircuitBreaker(Tool):
     def _force_plan(self, state: str) -> Plan[None]:
         yield from self._ask("force", secrets.token_hex(8), outcome=state)
 
+    def _gauges(self) -> Iterator[Sample]:
+        for state in ("CLOSED", "OPEN", "HALF_OPEN"):
+            yield Sample("headgate.breaker.state", (("state", state.lower()),), int(state == self._seen))
+
+    def _count(self, outcome: str) -> None:
+        self._runner.counts.add(("headgate.breaker.calls", (("outcome", outcome),)))
+
     def _report(self, admission: Admission, outcome: str) -> Plan[None]:
+        self._count("ignored" if outcome == "refused" else outcome)
         if admission.local:
             self._locally("report", admission.id, admission.generation, outcome)
             return
@@ -164,7 +177,9 @@ class _AnyCircuitBreaker(Tool):
             if not self._alone:
                 logger.warning("circuit breaker %r decides alone in this process: %s", self.name, error)
             reply, local, self._alone = self._locally(op, id, outcome=outcome), True, True
+        self._seen = str(reply[1])
         if reply[5]:
+            self._runner.counts.add(("headgate.breaker.changes", ()))
             self._announce(reply[5], reply[1])
         return reply, local
 
@@ -197,18 +212,20 @@ def _check_function(function: object) -> None:
 class CircuitBreaker(_AnyCircuitBreaker, ThreadTool):
     """A circuit breaker that threads and processes share.
 
-    name       of the server that is called, or of a part of it
-    store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    failures   in a row, in the whole fleet, that open it
-    open_for   seconds that it stays open
-    successes  of probes that close it; also how many probes may run at once
-    lease      seconds that a probe may take before another may be made in its place
-    rate       instead of failures in a row: the share of failures, such as 0.5, that opens it, among the calls of the
-               last *window* seconds, if there were *min_calls*
-    ignore     exceptions that count for nothing: a type, a tuple of types, or a function that returns True for them. A
-               cancellation never counts, nor does an exception of headgate itself
-    on_change  called with name, state before and state now, once in the fleet for each change
-    clock      a `headgate.testing.ManualClock`, in tests
+    Args:
+        name: of the server that is called, or of a part of it
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        failures: in a row, in the whole fleet, that open it
+        open_for: seconds that it stays open
+        successes: of probes that close it; also how many probes may run at once
+        lease: seconds that a probe may take before another may be made in its place
+        rate: instead of failures in a row: the share of failures, such as 0.5, that opens it
+        window: seconds whose calls *rate* looks at
+        min_calls: how many there must have been of them
+        ignore: exceptions that count for nothing: a type, a tuple of types, or a function that returns True for them. A
+            cancellation never counts, nor does an exception of headgate itself
+        on_change: called with name, state before and state now, once in the fleet for each change
+        clock: a `headgate.testing.ManualClock`, in tests
     """
 
     @property
@@ -222,7 +239,16 @@ class CircuitBreaker(_AnyCircuitBreaker, ThreadTool):
         return self._runner.run(self._failure_count_plan())
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call *function* through the breaker."""
+        """Call *function* through the breaker.
+
+        Args:
+            function: what to call
+            *args: its arguments
+            **kwargs: its named arguments
+
+        Raises:
+            CircuitOpen: the breaker rejects the call
+        """
         if is_async(function):
             raise TypeError(f"{function!r:.80} is async: use AsyncCircuitBreaker")
         with self:

@@ -69,6 +69,7 @@ class MemberLease:
         self.unconfirmed = False
         if granted == 1:
             self.member, self.until = member, sent + terms.lease_us - terms.margin
+            terms.runner.counts.hold(self)
             return True, 0.0
         poll = terms.runner.backend.states.poll
         return None, min(poll, self.ready_in / MICROSECONDS) if self.ready_in > 0 else poll
@@ -92,6 +93,9 @@ class MemberLease:
             self.lost = True
             self._end()
         return bool(ours)
+
+    def is_held(self) -> bool:
+        return not self.over and not self.is_lost()
 
     def is_lost(self) -> bool:
         return self.lost or (not self.over and self.terms.clock.now() >= self.until)
@@ -146,6 +150,7 @@ class MemberLease:
 
     def _end(self) -> None:
         self.over = True
+        self.terms.runner.counts.end(self)
         if self.timer:
             self.timer.cancel()
 
@@ -177,7 +182,12 @@ class _AnyLeased:
         self._lease.unanswered = value
 
     def observe(self, response: Any, learn: Learn = of_response) -> Feedback:
-        """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker."""
+        """Learn from an HTTP answer: 429 cools the member down, 401 retires it, 5xx counts for its breaker.
+
+        Args:
+            response: of httpx, requests, aiohttp, or anything with a status and headers
+            learn: what it says, as a function that returns a `Feedback`; None: as above
+        """
         self._lease.feedback = verdict = checked_feedback(learn, response)
         self._lease.unanswered = False
         return verdict
@@ -200,9 +210,14 @@ class Leased(_AnyLeased):
         return self._runner.run(self._lease.renew())
 
     def release(self, cooldown: float = 0.0, *, failed: bool = False, retire: bool = False) -> bool:
-        """Give the member back; False if the lease was over. No caller gets it again for *cooldown* seconds.
+        """Give the member back; False if the lease was over.
 
         What was observed counts too: the longer cooldown, and a failure or a retirement of either.
+
+        Args:
+            cooldown: seconds for which no caller gets the member again
+            failed: whether its use counts as a failure
+            retire: do not lease it any more
         """
         return self._runner.run(self._lease.release(cooldown, failed, retire))
 

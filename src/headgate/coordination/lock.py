@@ -16,7 +16,7 @@ import asyncio
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
@@ -31,6 +31,7 @@ from headgate.coordination.states.lock import LOCK
 from headgate.coordination.states.machine import Operation
 from headgate.errors import LockLost, LockTimeout
 from headgate.stores.base import Store
+from headgate.telemetry.watching import Sample
 
 
 class _AnyLock(Tool):
@@ -66,6 +67,10 @@ class _AnyLock(Tool):
         """The number of our acquisition, also after its end; each is larger than the last. 0 before the first."""
         acquisition = self._current()
         return acquisition.fence if acquisition else 0
+
+    def _gauges(self) -> Iterator[Sample]:
+        yield from super()._gauges()
+        yield Sample("headgate.lock.held", (), len(self._runner.counts.held()))
 
     def _current(self) -> Acquisition | None:
         return self._ownership.current(self._caller())
@@ -152,12 +157,13 @@ class _AnyLock(Tool):
 class Lock(_AnyLock, ThreadTool):
     """A lock that threads and processes share.
 
-    name      what is locked
-    store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    ttl       seconds after which a holder that died loses it; a live one renews it every third of that
-    timeout   seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
-    max_hold  seconds after which it is not renewed any more, even if the holder is alive
-    clock     a `headgate.testing.ManualClock`, in tests
+    Args:
+        name: what is locked
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        ttl: seconds after which a holder that died loses it; a live one renews it every third of that
+        timeout: seconds that ``with`` waits for it; then `LockTimeout`. None: for ever
+        max_hold: seconds after which it is not renewed any more, even if the holder is alive
+        clock: a `headgate.testing.ManualClock`, in tests
     """
 
     @property
@@ -166,9 +172,16 @@ class Lock(_AnyLock, ThreadTool):
         return cast(threading.Event, self._lost_event())
 
     def acquire(self, timeout: float | None = None) -> bool:
-        """Wait for the lock, up to *timeout* seconds (0: do not wait); whether it is ours now.
+        """Wait for the lock.
 
-        Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
+        Args:
+            timeout: seconds to wait; 0: not at all, None: for ever
+
+        Returns:
+            Whether it is ours now.
+
+        Raises:
+            StoreUnavailable: the store does not answer: at once without a time-out, else when it is over
         """
         caller = self._caller()
         self._check_no_reentry(caller, timeout)
@@ -218,7 +231,8 @@ class Lock(_AnyLock, ThreadTool):
 class AsyncLock(_AnyLock, AsyncTool):
     """`Lock` for asyncio: the same arguments, the same methods, awaited.
 
-    cancel_when_lost  cancel the body of an ``async with`` when the lock is lost; the block raises `LockLost`
+    Args:
+        cancel_when_lost: cancel the body of an ``async with`` when the lock is lost; the block raises `LockLost`
     """
 
     def __init__(

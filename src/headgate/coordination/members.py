@@ -59,7 +59,18 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """How many members are in each state, how many callers are queued in the store, and each member by name."""
+    """How many members are in each state, how many callers are queued in the store, and each member by name.
+
+    Attributes:
+        ready: members that the next caller may get
+        leased: in use
+        cooling: not to be used for a while
+        limited: at their quota
+        open: kept back by their breaker
+        retired: not leased any more
+        waiting: callers that are queued in the store
+        members: each member by name
+    """
 
     ready: int
     leased: int

@@ -13,7 +13,7 @@ long it may take. Two operations matter: `acquire` leases a member, `settle` ret
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypedDict
 
 from headgate.clock import MICROSECONDS, Clock
@@ -25,6 +25,7 @@ from headgate.coordination.states.pool import POOL
 from headgate.errors import PoolExhausted
 from headgate.keys import check_key
 from headgate.stores.base import Store
+from headgate.telemetry.watching import Sample
 
 CACHE_STATUS_ABOVE = 100  # members; the status of more takes Redis a while
 CACHED_STATUS_TTL = 1 * MICROSECONDS  # how long a cached status is good enough to say why no member is free
@@ -45,6 +46,8 @@ CRAWLER: Preset = {"quota": "80/10 minutes", "failures": 3, "open_for": 600.0, "
 class _AnyPool(Tool):
     """What `Pool` and `AsyncPool` share: the constructor, and plans (see `headgate._plan`)."""
 
+    _kind = "pool"
+
     def __init__(
         self,
         name: str,
@@ -63,6 +66,16 @@ class _AnyPool(Tool):
         self._set_up(POOL, name, store, clock)
         self._terms = LeaseTerms(self._runner, lease, rules)
         self._cached_status: tuple[PoolStatus, int] | None = None  # and when it was asked for
+        self._seen: PoolStatus | None = None  # the last, for telemetry
+
+    def _gauges(self) -> Iterator[Sample]:
+        yield from super()._gauges()
+        yield Sample("headgate.pool.leased", (), len(self._runner.counts.held()))
+        if self._runner.backend.in_process:
+            self._runner.run(self._status_plan())
+        if self._seen is not None:
+            for state in ("ready", *REASONS):
+                yield Sample("headgate.pool.members", (("state", state),), getattr(self._seen, state))
 
     def _acquire_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[MemberLease]:
         until = deadline_after(self._runner.clock, timeout)
@@ -82,7 +95,8 @@ class _AnyPool(Tool):
         yield self._terms.operation("retire", "", *map(_check, members))
 
     def _status_plan(self) -> Plan[PoolStatus]:
-        return parse_status((yield self._terms.operation("status", "")))
+        self._seen = parse_status((yield self._terms.operation("status", "")))
+        return self._seen
 
     def _exhausted(self, lease: MemberLease) -> Plan[PoolExhausted]:
         """Why *lease* was not granted, and when to ask again."""
@@ -103,32 +117,49 @@ def _check(member: str) -> str:
 class Pool(_AnyPool, ThreadTool):
     """A pool of tokens, User-Agents or the like that threads and processes share.
 
-    name       of the pool
-    store      a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    lease      seconds after which the member of a holder that died is free again
-    slots      how many callers may have the same member at once (1)
-    quota      of each member, such as ``"80/10 minutes"``, counted exactly; of a list all must allow
-    failures   in a row that open a member's breaker; None: it has none
-    open_for   seconds for which an open breaker keeps its member from being leased (600)
-    successes  that close a breaker again (3)
-    clock      a `headgate.testing.ManualClock`, in tests
-
     The rules (slots, quota, failures, open_for, successes) of the process that added members last count for all
     processes and all members. A `Pool` object without rules changes none: an operator's script may add members without
     knowing them. Giving any rule sets the others to their defaults: ``slots=1`` alone means no quota and no breaker.
     `CRAWLER` has rules for careful crawlers.
+
+    Args:
+        name: of the pool
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        lease: seconds after which the member of a holder that died is free again
+        slots: how many callers may have the same member at once (1)
+        quota: of each member, such as ``"80/10 minutes"``, counted exactly; of a list all must allow
+        failures: in a row that open a member's breaker; None: it has none
+        open_for: seconds for which an open breaker keeps its member from being leased (600)
+        successes: that close a breaker again (3)
+        clock: a `headgate.testing.ManualClock`, in tests
     """
 
     def add(self, *members: str, restore: bool = True) -> None:
-        """Add members; they are handed out in this order. Retired ones come back, unless *restore* is False."""
+        """Add members.
+
+        Args:
+            *members: tokens, User-Agents or names of them; handed out in this order
+            restore: whether retired ones come back
+        """
         self._runner.run(self._add_plan(members, restore))
 
     def retire(self, *members: str) -> None:
-        """Do not lease these members any more; a lease that has begun goes on."""
+        """Do not lease these members any more; a lease that has begun goes on.
+
+        Args:
+            *members: which
+        """
         self._runner.run(self._retire_plan(members))
 
     def acquire(self, timeout: float | None = None) -> Leased:
-        """Lease the member that was used longest ago; raise `PoolExhausted` after *timeout* seconds (None: never)."""
+        """Lease the member that was used longest ago.
+
+        Args:
+            timeout: seconds to wait; 0: not at all, None: for ever
+
+        Raises:
+            PoolExhausted: no member came free in time
+        """
         return Leased(self._runner.run(self._acquire_plan(self._runner.ticket, timeout)))
 
     def status(self) -> PoolStatus:

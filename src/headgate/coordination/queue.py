@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headgate.clock import MICROSECONDS, Clock
 from headgate.coordination.arguments import check_count, check_seconds, deadline_after
@@ -25,12 +25,15 @@ from headgate.coordination.states.queue import QUEUE, REPLY_TTL, queue_operation
 from headgate.errors import QueueFull, StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
+from headgate.telemetry.watching import Sample
 
 FIRST_HEARTBEAT_TTL = 10.0  # seconds, for a new entry: while thousands join at once, replies are late
 
 
 class _AnyQueue(Tool):
     """What `WaitQueue` and `AsyncWaitQueue` share: the constructor, and plans (see `headgate._plan`)."""
+
+    _kind = "queue"
 
     def __init__(
         self,
@@ -45,11 +48,23 @@ class _AnyQueue(Tool):
         self._max_length = 0 if max_length is None else check_count("max_length", max_length)
         self._set_up(QUEUE, name, store, clock)
         self._clock = self._runner.clock
+        self._length = -1  # as it was seen last; below 0: not yet
+
+    def _gauges(self) -> Iterator[Sample]:
+        yield from super()._gauges()
+        if self._runner.backend.in_process:
+            self._runner.run(self._size_plan())
+        if self._length >= 0:
+            yield Sample("headgate.queue.length", (), self._length)
+
+    def _count(self, event: str) -> None:
+        self._runner.counts.add(("headgate.queue.entries", (("event", event),)))
 
     def _enqueue_plan(self, id: str, timeout: float | None) -> Plan[int]:
         time = self._timeout if timeout is None else check_seconds("timeout", timeout)
         [position] = yield self._operation("enqueue", check_key(id, "id"), time)
         self._check_not_full(position)
+        self._count("enqueued")
         return int(position)
 
     def _dequeue_plan(self, new_ticket: Callable[[], Ticket], timeout: float | None) -> Plan[str | None]:
@@ -65,7 +80,10 @@ class _AnyQueue(Tool):
             return id or None, self._runner.backend.states.poll
 
         try:
-            return (yield from wait_in_queue(self._runner, new_ticket, attempt, until))
+            taken = yield from wait_in_queue(self._runner, new_ticket, attempt, until)
+            if taken is not None:
+                self._count("dequeued")
+            return taken
         except BaseException:
             if unconfirmed:
                 self._undo(dequeue, process)
@@ -76,7 +94,7 @@ class _AnyQueue(Tool):
         until = self._clock.now() + round(time * MICROSECONDS)
         token, process = secrets.token_hex(8), os.getpid()
         queued = False
-        with ticket:
+        with ticket, self._runner.counts.acquiring() as request:
             try:
                 queued = True  # for all we know, as soon as the request is sent
                 yield from self._join(ticket, id, token, time, until if timeout else None)
@@ -99,6 +117,9 @@ class _AnyQueue(Tool):
                             if left <= 0:
                                 break
                 queued = state != "served"
+                request.granted = not queued
+                over = self._clock.now() >= until
+                self._count("served" if not queued else "expired" if over else "cancelled")
                 return not queued
             except QueueFull:
                 queued = False
@@ -131,10 +152,13 @@ class _AnyQueue(Tool):
 
     def _size_plan(self) -> Plan[int]:
         [length] = yield self._operation("size")
-        return int(length)
+        self._length = int(length)
+        return self._length
 
     def _check_not_full(self, position: int) -> None:
+        self._length = max(position + 1, self._max_length) if position < 0 else int(position) + 1
         if position < 0:
+            self._count("full")
             raise QueueFull(f"the queue {self.name!r} has {self._max_length} entries already")
 
     def _operation(
@@ -163,38 +187,68 @@ class _AnyQueue(Tool):
 class WaitQueue(_AnyQueue, ThreadTool):
     """A queue that threads and processes share: first in, first out.
 
-    name        what is waited for
-    store       a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    timeout     seconds after which an entry that was not dequeued is removed
-    max_length  how many entries may wait; one more raises `QueueFull`. None: any number
-    clock       a `headgate.testing.ManualClock`, in tests
+    Args:
+        name: what is waited for
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        timeout: seconds after which an entry that was not dequeued is removed
+        max_length: how many entries may wait; one more raises `QueueFull`. None: any number
+        clock: a `headgate.testing.ManualClock`, in tests
     """
 
     def enqueue(self, id: str, timeout: float | None = None) -> int:
-        """Put *id* at the end, for *timeout* seconds (None: the queue's); returns how many entries are before it.
+        """Put *id* at the end. An id that is in the queue keeps its place.
 
-        An id that is in the queue keeps its place.
+        Args:
+            id: of the entry
+            timeout: seconds that it stays; None: the queue's
+
+        Returns:
+            How many entries are before it.
+
+        Raises:
+            QueueFull: the queue has as many as it may
         """
         return self._runner.run(self._enqueue_plan(id, timeout))
 
     def dequeue(self, timeout: float | None = 0.0) -> str | None:
-        """Take the first entry out; returns None if none comes within *timeout* seconds (None: wait for ever)."""
+        """Take the first entry out.
+
+        Args:
+            timeout: seconds to wait; 0: not at all, None: for ever
+
+        Returns:
+            Its id; None if none comes in time.
+        """
         return self._runner.run(self._dequeue_plan(self._runner.ticket, timeout))
 
     def wait(self, id: str, timeout: float | None = None) -> bool:
-        """Queue until *id* is dequeued, for *timeout* seconds (None: the queue's); whether it was.
+        """Queue until *id* is dequeued.
 
-        False also if it was cancelled, or if another caller that waits with the same id took over its place.
+        Args:
+            id: of the entry
+            timeout: seconds; None: the queue's
+
+        Returns:
+            Whether it was. False also if it was cancelled, or if another caller that waits with the same id took over
+            its place.
         """
         ticket = self._runner.ticket(check_key(id, "id"))
         return self._runner.run(self._wait_plan(ticket, id, timeout))
 
     def cancel(self, id: str) -> bool:
-        """Take *id* out of the queue; whether it was there."""
+        """Take *id* out of the queue; whether it was there.
+
+        Args:
+            id: of the entry
+        """
         return self._runner.run(self._cancel_plan(id))
 
     def position(self, id: str) -> int | None:
-        """How many entries are before *id*; None if it is not in the queue."""
+        """How many entries are before *id*; None if it is not in the queue.
+
+        Args:
+            id: of the entry
+        """
         return self._runner.run(self._position_plan(id))
 
     def __len__(self) -> int:

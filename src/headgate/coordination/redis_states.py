@@ -15,7 +15,7 @@ from headgate.coordination.backend import POLL
 from headgate.coordination.states.machine import LUA_PRELUDE, Operation, Reply, StateMachine
 from headgate.errors import StoreUnavailable
 from headgate.redis.pubsub import Subscription
-from headgate.redis.script import LuaScript, ScriptCall
+from headgate.redis.script import LuaScript, ScriptCall, pack_arguments
 
 if TYPE_CHECKING:
     from headgate.stores.redis import RedisStore
@@ -52,7 +52,11 @@ class RedisStates:
             reply = self._store.sync_executor().execute(script, call)
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+        return _decoded(reply)
+
+    def packed_operation(self, machine: StateMachine, name: str, operation: str, arguments: int) -> PackedOperation:
+        """The *operation* with so many *arguments* on the state *name*, for callers that repeat it often."""
+        return PackedOperation(self._store, machine, name, operation, arguments)
 
     async def run_async(self, machine: StateMachine, name: str, operation: Operation) -> Reply:
         script, call = self._call(machine, name, operation)
@@ -62,7 +66,7 @@ class RedisStates:
             reply = await self._store.async_executor().execute(script, call)
         except (RedisError, OSError) as error:
             raise _unavailable(name, error) from error
-        return [part.decode() if isinstance(part, bytes) else part for part in reply]
+        return _decoded(reply)
 
     def subscribe(self, on_message: Callable[[str, str], object], on_gap: Callable[[], object]) -> None:
         self._listeners = on_message, on_gap
@@ -84,9 +88,10 @@ class RedisStates:
             self._subscription.close()
 
     def _call(self, machine: StateMachine, name: str, operation: Operation) -> tuple[LuaScript, ScriptCall]:
-        script = _script(machine)
+        script, key, keys, size = _prepared(machine, name)
         now = self._store.clock.now() if self._store.clock else ""
-        return script, script.call(_keys(machine, name), operation.name, now, *operation.arguments)
+        arguments = pack_arguments(operation.name, now, *operation.arguments)
+        return script, ScriptCall(key, keys + arguments, size + 2 + len(operation.arguments))
 
     def _close_at_end_of(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connections of *loop* when it ends, those of a background retry included.
@@ -98,14 +103,48 @@ class RedisStates:
         self._loop_ends[loop] = at_loop_end(self._store.close_loop)
 
 
+class PackedOperation:
+    """One operation on one state, packed once but for its arguments: half of the time of `RedisStates.run`."""
+
+    __slots__ = ("_key", "_name", "_script", "_size", "_start", "_store")
+
+    def __init__(self, store: RedisStore, machine: StateMachine, name: str, operation: str, arguments: int) -> None:
+        self._store = store
+        self._name = name
+        self._script, self._key, keys, size = _prepared(machine, name)
+        self._start = keys + pack_arguments(operation)
+        self._size = size + 2 + arguments
+
+    def run(self, arguments: bytes) -> Reply:
+        """What `RedisStates.run` does, with *arguments* that `pack_arguments` has packed."""
+        store = self._store
+        now = pack_arguments(store.clock.now()) if store.clock else _NO_TIME
+        try:
+            call = ScriptCall(self._key, self._start + now + arguments, self._size)
+            reply: Reply = store.sync_executor().execute(self._script, call)
+        except (RedisError, OSError) as error:
+            raise _unavailable(self._name, error) from error
+        return reply if type(reply[-1]) is int else _decoded(reply)
+
+
+_NO_TIME = pack_arguments("")  # the script takes the server's
+
+
+def _decoded(reply: Reply) -> Reply:
+    return [part.decode() if isinstance(part, bytes) else part for part in reply]
+
+
 @lru_cache(1000)
-def _keys(machine: StateMachine, name: str) -> list[str]:
-    return machine.keys(name)
+def _prepared(machine: StateMachine, name: str) -> tuple[LuaScript, str, bytes, int]:
+    """What all operations on a state have in common: the script, the first key, all keys packed, and their size."""
+    keys = machine.keys(name)
+    script = _script(machine.lua)
+    return script, keys[0], pack_arguments(len(keys), *keys), 1 + len(keys)
 
 
 @cache
-def _script(machine: StateMachine) -> LuaScript:
-    return LuaScript(LUA_PRELUDE + machine.lua, repeatable=True)
+def _script(lua: str) -> LuaScript:
+    return LuaScript(LUA_PRELUDE + lua, repeatable=True)
 
 
 def _unavailable(name: str, error: Exception) -> StoreUnavailable:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from random import Random
@@ -27,6 +27,8 @@ from headgate.coordination.states.machine import Operation, Reply, StateMachine,
 from headgate.errors import StoreUnavailable
 from headgate.keys import check_key
 from headgate.stores.base import Store
+from headgate.telemetry.tally import ToolCounts
+from headgate.telemetry.watching import Sample, watch
 
 RETRY = 0.1  # seconds between attempts while the store does not answer
 JITTER = Random()  # not the common generator, which a program may seed alike in all its processes
@@ -92,6 +94,18 @@ def wait_in_queue(
 
     An attempt that raises `StoreUnavailable` is repeated while there is time; without *until* it is raised at once.
     """
+    with runner.counts.acquiring() as request:
+        result = yield from _wait_in_queue(runner, new_ticket, attempt, until)
+        request.granted = result is not None
+        return result
+
+
+def _wait_in_queue(
+    runner: Runner,
+    new_ticket: Callable[[], Ticket],
+    attempt: Callable[[], Plan[tuple[R | None, float]]],
+    until: int | None,
+) -> Plan[R | None]:
     clock, waiters, asking = runner.clock, runner.backend.waiters, runner.backend.asking
     problem: StoreUnavailable | None = None  # of the last attempt
     has_time = until is None or clock.now() < until
@@ -110,8 +124,25 @@ def wait_in_queue(
         finally:
             if no_queue:  # else the channel is there for another caller
                 asking.discard(runner.channel)
+    return (yield from wait_with_ticket(runner, new_ticket, attempt, until, no_queue, problem))
+
+
+def wait_with_ticket(
+    runner: Runner,
+    new_ticket: Callable[[], Ticket],
+    attempt: Callable[[], Plan[tuple[R | None, float]]],
+    until: int | None,
+    at_front: bool,
+    problem: StoreUnavailable | None,
+) -> Plan[R | None]:
+    """The part of `wait_in_queue` behind the first attempt: queue in this process, and ask when it is this one's turn.
+
+    at_front  callers that came while this one asked are behind it
+    problem   of the last attempt
+    """
+    clock, waiters = runner.clock, runner.backend.waiters
     ticket, asked = new_ticket(), False
-    ticket.at_front = no_queue  # callers that came while this one asked are behind it
+    ticket.at_front = at_front
     with ticket:
         while True:
             ask_in: float | None = None  # seconds until the next attempt; None: when this caller is first
@@ -139,7 +170,14 @@ class Runner:
     """Runs the plans of one tool object, which has a name, a kind of state and a store; for threads or for *tasks*."""
 
     def __init__(
-        self, machine: StateMachine, name: str, store: str | Store, clock: Clock | None, *, tasks: bool
+        self,
+        machine: StateMachine,
+        name: str,
+        store: str | Store,
+        clock: Clock | None,
+        *,
+        tasks: bool,
+        kind: str = "lock",
     ) -> None:
         self.machine = machine
         self.name = check_key(name, "name")
@@ -147,6 +185,7 @@ class Runner:
         self.backend.states.check(tasks=tasks)
         self.clock = self.backend.clock
         self.channel = machine.keys(self.name)[0]
+        self.counts = ToolCounts(kind)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
@@ -230,10 +269,19 @@ class Tool:
     """What all tools have in common: a name and a `Runner`. Constructors call `_set_up`."""
 
     _for_tasks = False  # True: its methods are awaited
+    _kind = "lock"  # what it is called in telemetry
 
     def _set_up(self, machine: StateMachine, name: str, store: str | Store, clock: Clock | None) -> None:
         self.name = name
-        self._runner = Runner(machine, name, store, clock, tasks=self._for_tasks)
+        self._runner = Runner(machine, name, store, clock, tasks=self._for_tasks, kind=self._kind)
+        self._watched = watch(self._kind, name, self._labels(), self._runner.counts, self, type(self)._gauges)
+
+    def _labels(self) -> tuple[tuple[str, str], ...]:
+        return (("store", self._runner.backend.kind),)
+
+    def _gauges(self) -> Iterator[Sample]:
+        """What telemetry shows of it as of now; asks no server."""
+        yield Sample(f"headgate.{self._kind}.waiting", (), self._runner.counts.waiting)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._runner!r}>"

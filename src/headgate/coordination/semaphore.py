@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headgate._waiters import SignalSafeEvent
@@ -32,11 +32,19 @@ from headgate.coordination.semaphore_leases import (
 from headgate.coordination.states.semaphore import SEMAPHORE
 from headgate.errors import LockTimeout
 from headgate.stores.base import Store
+from headgate.telemetry.watching import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class SemaphoreStatus:
-    """What `Semaphore.status` reports."""
+    """What `Semaphore.status` reports.
+
+    Attributes:
+        limit: the one that holds now
+        in_use: the weight of all leases
+        holders: how many leases there are
+        waiting: callers that are queued in the store
+    """
 
     limit: int  # the one that holds now
     in_use: int  # the weight of all leases; more than the limit where that was lowered
@@ -51,6 +59,8 @@ class SemaphoreStatus:
 
 class _AnySemaphore(Tool):
     """What `Semaphore` and `AsyncSemaphore` share: the constructor, and plans (see `headgate._plan`)."""
+
+    _kind = "semaphore"
 
     def __init__(
         self,
@@ -71,6 +81,11 @@ class _AnySemaphore(Tool):
             adaptive.settings(limit)  # raises if the limit is not within its bounds
         self._set_up(SEMAPHORE, name, store, clock)
         self._terms = SemaphoreTerms(self._runner, lease, max_hold, limit, adaptive)
+
+    def _gauges(self) -> Iterator[Sample]:
+        yield from super()._gauges()
+        yield Sample("headgate.semaphore.in_use", (), sum(one.weight for one in self._runner.counts.held()))
+        yield Sample("headgate.semaphore.limit", (), self._terms.process_limit.limit or self._terms.limit)
 
     def _acquire_plan(
         self, new_ticket: Callable[[], Ticket], timeout: float | None, weight: int, lost: Event
@@ -102,19 +117,27 @@ class _AnySemaphore(Tool):
 class Semaphore(_AnySemaphore, ThreadTool):
     """A limit on how many callers do something at once, shared by threads and processes.
 
-    name      of the semaphore
-    limit     the most that all leases may weigh together; the one that a process set last holds for all
-    store     a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
-    lease     seconds after which the room of a holder that died is free again; a live one renews it every third of that
-    max_hold  seconds after which a lease is not renewed any more, even if its holder is alive
-    adaptive  an `Adaptive`, by which the limit follows what the server bears; *limit* is where it starts
-    clock     a `headgate.testing.ManualClock`, in tests
+    Args:
+        name: of the semaphore
+        limit: the most that all leases may weigh together; the one that a process set last holds for all
+        store: a URL (``memory://``, ``redis://host:port/db``, ...) or a store object
+        lease: seconds after which the room of a holder that died is free again; a live one renews it every third of
+            that
+        max_hold: seconds after which a lease is not renewed any more, even if its holder is alive
+        adaptive: an `Adaptive`, by which the limit follows what the server bears; *limit* is where it starts
+        clock: a `headgate.testing.ManualClock`, in tests
     """
 
     def acquire(self, timeout: float | None = None, weight: int = 1) -> SemaphoreLease:
-        """Wait for room, and return a lease; raise `LockTimeout` after *timeout* seconds (0: at once; None: never).
+        """Wait for room, and return a lease.
 
-        Raises `StoreUnavailable` when Redis does not answer: at once without a time-out, else when it is over.
+        Args:
+            timeout: seconds to wait; 0: not at all, None: for ever
+            weight: how much of the limit this caller takes
+
+        Raises:
+            LockTimeout: no room within *timeout* seconds
+            StoreUnavailable: the store does not answer: at once without a time-out, else when it is over
         """
         # The event for `lost`: the thread that renews the lease sets it, and a signal must not leave it unusable.
         plan = self._acquire_plan(self._runner.ticket, timeout, weight, SignalSafeEvent())
@@ -137,10 +160,11 @@ class Semaphore(_AnySemaphore, ThreadTool):
 class AsyncSemaphore(_AnySemaphore, AsyncTool):
     """`Semaphore` for asyncio: the same arguments, the same methods, awaited.
 
-    cancel_when_lost  cancel the body of an ``async with`` when its lease is lost; the block raises `LockLost`
+        async with erp.acquire(timeout=10.0, weight=2) as lease:
+            await call()
 
-    async with erp.acquire(timeout=10.0, weight=2) as lease:
-        await call()
+    Args:
+        cancel_when_lost: cancel the body of an ``async with`` when its lease is lost; the block raises `LockLost`
     """
 
     def __init__(

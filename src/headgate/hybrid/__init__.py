@@ -8,7 +8,9 @@ limiter_leases.py   one limiter's leases: its waiting callers, and what it gives
 manager.py          picks what to tell Redis next, for all limiters on one store; takes in the replies
 schedule.py         when a lease is due; the queue of leases that go back
 background.py       the thread or task that makes the round trips; gives all leases back when the process or loop ends
+figures.py          what telemetry reports of hybrid limiters
 protocol.py         the messages between a process and Redis
+inflow.py           what comes into a lease by itself, below the accuracy `high`
 lease.py            a process's side of one key: what it holds, when it reports, how much it asks for
 ledger.py           Redis's side of one key, in Python
 script.py           the same in Lua

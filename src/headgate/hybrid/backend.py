@@ -19,7 +19,7 @@ from headgate.decision import Decision
 from headgate.hybrid import background
 from headgate.hybrid.background import LoopLeaseManager, ThreadLeaseManager
 from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
-from headgate.hybrid.protocol import PROFILES, quota_params
+from headgate.hybrid.protocol import accuracy_profile, quota_params
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import Health, LeaseStore, StoreHealth, is_in_process
@@ -28,10 +28,8 @@ from headgate.stores.base import Health, LeaseStore, StoreHealth, is_in_process
 class HybridStore:
     """A store behind leases. Opened once, by one limiter."""
 
-    def __init__(self, store: LeaseStore, owned: bool, accuracy: str, cold: str, max_keys: int) -> None:
-        profile = PROFILES.get(accuracy.lower()) if isinstance(accuracy, str) else None
-        if profile is None:
-            raise ValueError(f"accuracy must be one of {', '.join(PROFILES)}, got {accuracy!r:.40}")
+    def __init__(self, store: LeaseStore, owned: bool, accuracy: str | float, cold: str, max_keys: int) -> None:
+        profile = accuracy_profile(accuracy)
         if cold not in ("wait", "optimistic"):
             raise ValueError(f"cold must be wait or optimistic, got {cold!r:.40}")
         if isinstance(max_keys, bool) or not isinstance(max_keys, int) or max_keys < 1:

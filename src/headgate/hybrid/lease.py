@@ -16,7 +16,8 @@ from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.algorithms.algorithm import multiply
-from headgate.hybrid.protocol import OK, VOID, LeaseRequest, count_served, time_until_free
+from headgate.hybrid.inflow import STEPS, Inflow, inflow_of
+from headgate.hybrid.protocol import LEAST_ROOM, OK, VOID, LeaseRequest, count_served, time_until_free
 
 if TYPE_CHECKING:
     from headgate.hybrid.protocol import AccuracyProfile, LeaseReply, QuotaParams
@@ -37,6 +38,9 @@ IDLE_GAPS: Final = 4  # a lease is idle after so many times the usual gap betwee
 ALONE_INTERVAL: Final = SECOND // 5  # the only process at a used-up key reports no more often
 RENEW_PART: Final = 4  # a held lease is renewed when a quarter of its time is left
 RETRY_PART: Final = 4  # callers of an oversubscribed bucket without leases retry when a quarter of it may have refilled
+ROOM_SECONDS: Final = 1.0  # of demand: the room of a lease with inflow
+SCARCE_PART: Final = 16  # less than this part of an oversubscribed bucket is not worth a trip
+FEW_CALLS: Final = 16  # so many calls, or fewer, are too few to tell that callers have gone
 DENY_UNASKED: Final = 2 * SECOND  # longest time to deny without asking Redis: other processes may reset or refund
 
 
@@ -65,6 +69,7 @@ class Lease:
         "idle_after",
         "idle_check_at",
         "in_flight",
+        "inflow",
         "keep_until",
         "key",
         "known_until",
@@ -110,6 +115,7 @@ class Lease:
         self.last_promised_retry_of_several = 0  # the latest of a denied caller of several permits
         self.current = self.previous = 0  # windows: permits that count, at the last reply
         self.denied = 0  # units denied here since the last count
+        self.inflow: Inflow | None = None  # what comes in by itself; it stands still while a report is under way
         # what the ledger must know
         self.lease_id = 0
         self.known_until = 0  # until then the ledger may still know the lease, and can be told what became of it
@@ -154,6 +160,10 @@ class Lease:
         waiting: tuple[tuple[int, int], ...],
     ) -> LeaseRequest:
         """The next request; *trip* is how long a round trip takes. No other report may be under way."""
+        if self.inflow is not None:
+            self.add_inflow(now)
+            if now >= self.expires:
+                self.inflow = None
         self.unreported += max(self.balance_at_last_count - self.balance, 0)
         self.count_demand(now, params, waiting)
         if now >= self.expires and (self.balance == 0 or now >= self.known_until):
@@ -165,6 +175,9 @@ class Lease:
             target = is_reserve = 0  # permits leased and unspent at its end would count in the next window too
         # a waiter needs more than is held: all of it goes back, so that the ledger decides over all free permits
         keep = 0 if waiting or op != "sync" else target
+        inflow = profile.inflow if target and now >= self.last_promised_retry_of_several else 0
+        if profile.inflow and (waiting or not inflow):
+            self.balance -= self.balance % params.cost  # a part of a permit would be in the way of large calls
         give = max(self.balance // params.cost - keep, 0)
         if give:
             self.deny_until = 0  # there will be permits in Redis
@@ -174,13 +187,14 @@ class Lease:
         self.in_flight = seq
         self.debt_in_doubt = max(self.debt_in_doubt, self.debt)
         self.sent_at = now
-        ttl = RESERVE_TTL if is_reserve else max(TTL, 3 * self.report_interval)
+        longest = 3 * profile.longest * 1000 // 2 + TTL
+        ttl = RESERVE_TTL if is_reserve else max(TTL, min(3 * self.report_interval, longest))
         self.refill_below = -1
         milli = int(self.demand * 1000)
-        held = self.balance // params.cost
+        held = -(-self.balance // params.cost)  # a part of a permit, which inflow brings, counts as one
         return LeaseRequest(
             op, node, self.lease_id, seq, self.acked_seq, held, self.returned, self.refund, self.debt, waiting, target,
-            is_reserve, milli, ttl // 1000,
+            is_reserve, milli, ttl // 1000, inflow,
         )  # fmt: skip
 
     def accept(
@@ -197,6 +211,7 @@ class Lease:
             # This report was given up. The next one makes the ledger take its grant back, so it must not be added here.
             return False
         self.in_flight = 0
+        stopped, self.inflow = self.inflow, None
         if reply.status != OK:
             if reply.status == VOID:  # the ledger does not know this lease: it ran out, or the data is gone
                 self.balance = self.balance_at_last_count = self.unreported = 0
@@ -236,6 +251,8 @@ class Lease:
         if request.op != "sync":
             self.deny_until = self.report_interval = 0
             self.due = now + IDLE_AFTER
+        elif reply.inflow and now < self.expires:
+            self._plan_with_inflow(now, reply, params, profile.longest * 1000, trip, stopped)
         else:
             self._plan_next(now, reply, request, params, profile.longest * 1000, trip)
         return True
@@ -243,8 +260,45 @@ class Lease:
     def lose_reply(self, now: int, request: LeaseRequest) -> None:
         """Give up on *request*, the report under way: its reply is ignored. A refund is not reported twice."""
         self.in_flight = 0
+        self.inflow = None  # Redis may have changed it
         self.refund -= request.refund
         self.due = now
+
+    def add_inflow(self, now: int) -> None:
+        """Add to the balance what has come in by itself."""
+        inflow = self.inflow
+        if inflow is not None and self.in_flight == 0:
+            came = inflow.add(min(now, self.expires), self.balance)
+            self.balance += came
+            self.balance_at_last_count += came
+
+    def spend_inflow(self, now: int, price: int) -> bool:
+        """Add what has come in, and spend *price* units if that is enough."""
+        self.add_inflow(now)
+        inflow = self.inflow
+        if inflow is None or self.in_flight or self.balance < price or now >= self.expires:
+            return False
+        self.balance -= price
+        inflow.headroom = inflow.room - self.balance  # as of now
+        self.plan_inflow()
+        return True
+
+    def plan_inflow(self) -> None:
+        """Plan at what balance inflow is added, or more is fetched."""
+        inflow = self.inflow
+        if inflow is not None:
+            self.refill_below = max(self.balance - inflow.room // STEPS - 1, inflow.fetch_below)
+
+    def must_fetch(self, now: int) -> bool:
+        """Whether a lease that callers have drawn low has to report now; if not, inflow is enough."""
+        inflow = self.inflow
+        if inflow is None:
+            return True
+        self.add_inflow(now)
+        if self.balance <= inflow.fetch_below:
+            return True
+        self.plan_inflow()
+        return False
 
     def count_demand(self, now: int, params: QuotaParams, waiting: tuple[tuple[int, int], ...]) -> None:
         """Update `demand` from what callers requested since the last count."""
@@ -270,8 +324,19 @@ class Lease:
         if self.due != self.idle_check_at or now >= self.report_at or self.debt or self.refund:
             return True
         requested = self.balance_at_last_count - self.balance + self.denied
-        if requested == self.units_requested_at_last_check:
+        if self.inflow is not None and now < self.last_promised_retry and now + 2 * TICK < self.report_at:
+            pass  # a caller was told to retry by the inflow of now; the next check is later than this tick
+        elif requested == self.units_requested_at_last_check:
             return True  # no caller since the last idle check: the permits go back
+        elif self.inflow is not None:
+            self.add_inflow(now)
+            if self.inflow.scarce and self.inflow.headroom == 0:
+                return True  # full, while there was nothing in Redis
+            likely = self.demand * ((now - self.idle_check_at + self.idle_after) / SECOND)
+            seen = (requested - self.units_requested_at_last_check) / self.owner.cost
+            if max(likely, seen) > FEW_CALLS and not likely / 2 <= seen <= 2 * likely:
+                self.report_interval = min(self.report_interval, IDLE_AFTER)  # how long that goes on is not known
+                return True  # the inflow is too little, or others may need it
         self.units_requested_at_last_check = requested
         self.last_call_at = now
         self.due = self.idle_check_at = min(now + self.idle_after, self.report_at)
@@ -302,6 +367,9 @@ class Lease:
             return 0, 0
         if idle >= self.idle_after or self.demand * max(self.report_interval, SECOND // 2) < SECOND:
             return 1, 1
+        shared = self.nodes > 1 and profile.leased * params.limit >= LEAST_ROOM * 1000 * self.nodes
+        if profile.inflow and shared and not params.period:  # for a second, and for chance until the next report
+            return ceil(self.demand * ROOM_SECONDS + 2 * sqrt(self.demand * (self.report_interval / SECOND))), 0
         # If demand within one trip and the shortest interval exceeds what may be leased, leasing only adds delay: hold
         # nothing.
         rate = min(params.speed / 1000, self.demand * self.nodes)
@@ -376,6 +444,34 @@ class Lease:
                 self.due = min(self.due, max(self.expires - lasts // RENEW_PART, now + shortest))
         self._plan_idle_check(now, params)
 
+    def _plan_with_inflow(
+        self, now: int, reply: LeaseReply, params: QuotaParams, longest: int, trip: int, stopped: Inflow | None
+    ) -> None:
+        """Let the inflow of *reply* come in from now on, and decide when to report next; *stopped* is the last one."""
+        inflow = inflow_of(reply, params, self.balance, now)
+        if stopped is not None:  # both parts were withheld for some of the trip
+            came = int(min(stopped.rate, inflow.rate) * (now - self.sent_at))
+            came = max(min(came, stopped.headroom, multiply(reply.room, params.cost)), 0)
+            self.balance += came
+            self.balance_at_last_count += came
+            inflow.headroom = inflow.room - self.balance
+        self.inflow = inflow
+        shortest = max(TICK, trip)
+        interval = min(max(reply.report_interval * 1000, shortest), longest)
+        interval = min(interval, 2 * self.report_interval) if self.report_interval else shortest
+        self.report_interval = interval
+        self.deny_until = self.deny_extra_time = 0
+        inflow.scarce = reply.wait > 0 or (
+            reply.oversubscribed > 0 and reply.free * SCARCE_PART < params.capacity_units
+        )
+        likely = self.demand * ((trip * 13 // 10 + TICK + 2 * MILLISECOND) / SECOND)
+        if not inflow.scarce:
+            inflow.fetch_below = min(multiply(ceil(likely + 2 * sqrt(likely)), params.cost), inflow.room // STEPS)
+        self.plan_inflow()
+        lasts = self.expires - now
+        self.due = max(min(now + interval, self.expires - lasts // RENEW_PART), now + shortest)
+        self._plan_idle_check(now, params)
+
     def _plan_idle_check(self, now: int, params: QuotaParams) -> None:
         """Plan an idle check before the next report, so that permits go back soon after the last call."""
         self.units_requested_at_last_check = self.balance_at_last_count - self.balance + self.denied
@@ -384,7 +480,7 @@ class Lease:
         # rare calls leave gaps: a few usual gaps do not make the lease idle
         self.idle_after = max(IDLE_AFTER, min(int(IDLE_GAPS * SECOND / max(self.demand, 0.001)), self.report_interval))
         self.idle_check_at = 0
-        if self.balance > params.cost and now + self.idle_after < self.due:
+        if (self.balance > params.cost or self.inflow is not None) and now + self.idle_after < self.due:
             self.report_at = self.due
             self.due = self.idle_check_at = now + self.idle_after
 
@@ -428,6 +524,7 @@ class Lease:
             or self.denied > 0
             or self.debt > 0
             or self.refund > 0
+            or self.inflow is not None
         )
 
     def is_forgettable(self, now: int) -> bool:

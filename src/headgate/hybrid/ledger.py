@@ -10,6 +10,8 @@ Never one too many rests on these rules:
    (`acked_seq` says so) is taken back: a process ignores the reply to any request but its latest. What was decided in
    it for waiting callers stays decided: it left the bucket, which may have refilled since.
 4. The ledger believes nothing beyond what it granted: `held` and `returned` are cut to that.
+5. A lease with inflow refills by itself, with a part of the rate, up to a room. The ledger counts all of the room as
+   leased, and refills with that part of the rate less until the next request of the node arrives or the lease ends.
 
 `headgate.hybrid.script` has the same in Lua and `headgate.hybrid.ledger_sql` in PL/pgSQL, with the same names in the
 same order; the tests walk them through the same thousands of steps. The simulator and ``shared://`` run on this one.
@@ -21,13 +23,17 @@ from copy import deepcopy
 from math import ceil, floor
 
 from headgate.hybrid.protocol import (
+    DEMAND_PART,
     DRAINING_ABOVE,
     DRAINING_FACTOR,
     FULL_ABOVE,
+    LEAST_ROOM,
     MIN_REPORT_PART,
     OK,
     OVERSUBSCRIBED_ABOVE,
+    PARTS,
     SHARE_FACTOR,
+    SHORT_OF_INFLOW,
     STALE,
     VOID,
     AccuracyProfile,
@@ -41,23 +47,26 @@ from headgate.hybrid.protocol import (
 FOREVER = 1 << 52
 STEP = 1_000_000  # microseconds: time stands still for the ledger while a clock is at most this far behind
 LONGEST_INTERVAL = 3_600_000_000
-LONGEST_LEASE = 91_000_000  # microseconds: a store keeps a ledger that much longer than its bucket needs to be full
+LONGEST_LEASE = 91_000_000  # microseconds: a store keeps a ledger that much longer than its bucket needs to be full;
+# a ledger with a longer lease, of an accuracy of many seconds, until that ends and its bucket is full after it
 
 
 class NodeRecord:
     """What the ledger knows of one node."""
 
-    __slots__ = ("debt", "demand", "exp", "granted", "lease_id", "leased_out", "returned", "seq")
+    __slots__ = ("debt", "demand", "exp", "granted", "inflow", "lease_id", "leased_out", "returned", "room", "seq")
 
     def __init__(self, lease_id: int) -> None:
         self.lease_id = lease_id
         self.seq = 0
-        self.leased_out = 0  # permits leased to the node
+        self.leased_out = 0  # permits leased to the node, its room included
         self.exp = 0
         self.demand = 0
         self.returned = 0  # permits given back, ever, as far as reported
         self.granted = 0  # permits of the latest grant
         self.debt = 0  # permits of debt charged since the last reply that is known to have arrived
+        self.room = 0  # permits that the latest grant left for inflow
+        self.inflow = 0  # of PARTS of the rate
 
 
 class Ledger:
@@ -73,6 +82,8 @@ class Ledger:
         self.exp = FOREVER  # no lease runs out before this time
         self.born = 0
         self.lost = 0
+        self.inflow = 0  # of PARTS of the rate, to all nodes
+        self.late = 0  # the end of the latest lease of more than LONGEST_LEASE
         self.nodes: dict[str, NodeRecord] = {}
 
     def sync(self, time: int, params: QuotaParams, profile: AccuracyProfile, request: LeaseRequest) -> LeaseReply:
@@ -85,7 +96,10 @@ class Ledger:
         free, ceiling = self._load(now)  # refill before expired leases are burned: until now they took up capacity
         loaded = free
         if now >= self.exp:
-            self._burn(now)
+            top = self._top(params, ceiling)
+            unclaimed = self._burn(now)
+            if unclaimed:
+                free = min(free + unclaimed, top)
         free -= self._overhang()
         window_ends_in = params.period - now % params.period if params.period else 0
         record = self.nodes.get(request.node)
@@ -109,10 +123,11 @@ class Ledger:
             record = self.nodes[request.node] = NodeRecord(now)
         if request.acked_seq < record.seq:  # the latest reply never arrived, and never will
             free += record.granted * params.cost
-            self.leased_out -= record.granted
-            record.leased_out -= record.granted
+            self.leased_out -= record.granted + record.room
+            record.leased_out -= record.granted + record.room
         else:
             record.debt = 0
+        self.inflow -= record.inflow
         if not request.lease_id:  # the node holds nothing any more; what it held may be spent
             record.lease_id = now
             record.returned = request.returned
@@ -146,8 +161,12 @@ class Ledger:
         granted, full, rationed = self._grant(params, profile, request, held, free, node_count, refused)
         free -= granted * params.cost
         self.leased_out += granted
-        others = self.leased_out - held - granted
+        room, inflow, short = self._share(params, profile, request, held + granted, free, node_count, refused)
+        self.leased_out += room
+        others = self.leased_out - held - granted - room
         report_interval = self._report_interval(params, profile, full, oversubscribed, free)
+        if inflow and not short:
+            report_interval = LONGEST_INTERVAL  # as long as the node's accuracy allows
         wait = 0
         if free < params.cost:
             wait = self._time_until_free(now, free) if others == 0 else report_interval
@@ -155,7 +174,7 @@ class Ledger:
             wait = report_interval  # more is free, but other nodes ask for most of it
 
         record.seq = request.seq
-        record.leased_out = held + granted
+        record.leased_out = held + granted + room
         exp = now + request.ttl
         if params.period:
             exp = min(exp, now - now % params.period + params.period)
@@ -164,14 +183,19 @@ class Ledger:
         record.returned = request.returned
         record.granted = granted
         record.debt += debt
+        record.room = room
+        record.inflow = inflow
+        self.inflow += inflow
         self.exp = min(self.exp, record.exp)
+        if record.exp > now + LONGEST_LEASE:
+            self.late = max(self.late, record.exp)
         if request.op == "release":
             self.demand -= record.demand
             del self.nodes[request.node]
         self._save(now, loaded, free)
         return LeaseReply(
-            OK, record.lease_id, granted, record.leased_out, free_before, free, others, node_count, wait,
-            report_interval, window_ends_in, int(oversubscribed), self.current, self.previous,
+            OK, record.lease_id, granted, held + granted, free_before, free, others, node_count, wait,
+            report_interval, window_ends_in, int(oversubscribed), self.current, self.previous, room, inflow,
         )  # fmt: skip
 
     def _open(self, time: int, params: QuotaParams) -> int:
@@ -190,6 +214,7 @@ class Ledger:
             for record in self.nodes.values():
                 record.exp -= back
             self.exp -= back
+            self.late = max(self.late - back, 0)
         return max(time, self.at)
 
     def _load(self, now: int) -> tuple[int, int]:
@@ -198,7 +223,10 @@ class Ledger:
         assert params
         if params.kind == "bucket":
             top = self._top(params, params.capacity_units)
-            return min(self.free + (now - self.at) * params.rate, top), params.capacity_units
+            came = (now - self.at) * params.rate
+            if self.inflow:
+                came -= withheld(came, self.inflow)
+            return min(self.free + came, top), params.capacity_units
         window = now // params.period
         if window > self.window:
             self.previous = self.current if window == self.window + 1 else 0
@@ -222,16 +250,25 @@ class Ledger:
         else:
             self.current += (loaded - free) // params.cost
 
-    def _burn(self, now: int) -> None:
-        """Drop the leases that have run out: their permits are neither outstanding any more nor free."""
+    def _burn(self, now: int) -> int:
+        """Drop the leases that have run out: their permits are neither outstanding any more nor free.
+
+        Return the units that were withheld as the inflow of these leases after their end.
+        """
         self.exp = FOREVER
+        unclaimed = 0
         for node, record in list(self.nodes.items()):
             if record.exp <= now:
                 self.leased_out -= record.leased_out
                 self.demand -= record.demand
+                if record.inflow and self.params:
+                    self.inflow -= record.inflow
+                    came = (now - max(record.exp, self.at)) * self.params.rate
+                    unclaimed += came - withheld(came, PARTS - record.inflow)
                 del self.nodes[node]
             else:
                 self.exp = min(self.exp, record.exp)
+        return unclaimed
 
     def _overhang(self) -> int:
         """Units of leases that outlive their window after a change of clock or quota: used in this one."""
@@ -266,6 +303,32 @@ class Ledger:
         granted = max(floor(min(request.target - held, cap, fair, free_permits, most - self.leased_out, leasable)), 0)
         return granted, full, fair <= granted < request.target - held
 
+    def _share(
+        self,
+        params: QuotaParams,
+        profile: AccuracyProfile,
+        request: LeaseRequest,
+        has: int,
+        free: int,
+        node_count: int,
+        refused: int,
+    ) -> tuple[int, int, bool]:
+        """Room beside the *has* permits that the node has, the inflow that fills it, and whether that is too little."""
+        if not request.inflow or request.op != "sync" or params.period or request.target < 1 or request.is_reserve:
+            return 0, 0, False
+        if node_count == 1 or refused > 1:
+            return 0, 0, False  # what is told to denied callers is exact for one process, and for one bucket
+        part = request.demand / self.demand if self.demand > 0 else 1 / node_count
+        most = profile.leased * params.limit / 1000
+        unused = (params.capacity_units - free) // params.cost - self.leased_out  # neither free nor leased
+        cap = most * max(part, 1 / node_count)
+        room = max(floor(min(min(request.target, cap) - has, most - self.leased_out, unused)), 0)
+        wanted = floor(PARTS * (request.demand / max(self.demand, params.speed * (DEMAND_PART - 1) / DEMAND_PART)))
+        inflow = min(wanted, PARTS - self.inflow)
+        if inflow < 1 or has + room < LEAST_ROOM:
+            return 0, 0, False
+        return room, inflow, inflow < wanted * SHORT_OF_INFLOW
+
     def _report_interval(
         self, params: QuotaParams, profile: AccuracyProfile, full: bool, oversubscribed: bool, free: int
     ) -> int:
@@ -290,3 +353,12 @@ class Ledger:
             return params.period - elapsed
         ceiling = params.capacity_units - self.previous * (params.cost - elapsed // params.step)
         return time_until_free(params, elapsed, (ceiling - free) // params.cost, self.previous, 1)
+
+
+def withheld(came: int, inflow: int) -> int:
+    """The part *inflow* of PARTS of *came* units, rounded up. No product in it is larger than *came* or PARTS squared.
+
+    So Lua computes the same.
+    """
+    whole, rest = divmod(came, PARTS)
+    return inflow * whole - (-inflow * rest // PARTS)

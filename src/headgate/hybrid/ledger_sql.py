@@ -17,11 +17,11 @@ from headgate.hybrid.ledger import FOREVER, LONGEST_INTERVAL, LONGEST_LEASE, STE
 from headgate.postgresql.schema import parameters
 
 OPERATIONS = {"sync": 1, "release": 2, "reset": 3, "peek": 4}
-FIELDS = 14  # of a reply
-NUMBERS = 20  # of a call: six of its quota, three of its accuracy, eleven of its request
+FIELDS = 16  # of a reply
+NUMBERS = 21  # of a call: six of its quota, three of its accuracy, twelve of its request
 _SHARED_NAMES = (  # of `headgate.hybrid.protocol`
     *("OK", "STALE", "VOID", "FULL_ABOVE", "OVERSUBSCRIBED_ABOVE", "DRAINING_ABOVE", "DRAINING_FACTOR"),
-    *("MIN_REPORT_PART", "SHARE_FACTOR"),
+    *("MIN_REPORT_PART", "SHARE_FACTOR", "PARTS", "DEMAND_PART", "LEAST_ROOM", "SHORT_OF_INFLOW"),
 )
 MOST = 1 << 61  # no count of permits is as large, and its units still fit into a bigint
 
@@ -29,12 +29,14 @@ TABLES = """
 CREATE UNLOGGED TABLE {p}_ledger (
   key text COLLATE "C" PRIMARY KEY, law text NOT NULL, at bigint NOT NULL, free bigint NOT NULL, win bigint NOT NULL,
   current bigint NOT NULL, previous bigint NOT NULL, leased_out bigint NOT NULL, demand bigint NOT NULL,
-  exp bigint NOT NULL, nodes bigint NOT NULL, born bigint NOT NULL, lost bigint NOT NULL, gone bigint NOT NULL
+  exp bigint NOT NULL, nodes bigint NOT NULL, born bigint NOT NULL, lost bigint NOT NULL, gone bigint NOT NULL,
+  inflow bigint NOT NULL, late bigint NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 CREATE UNLOGGED TABLE {p}_lease (
   key text COLLATE "C" NOT NULL, node text COLLATE "C" NOT NULL, lease_id bigint NOT NULL, seq bigint NOT NULL,
   leased_out bigint NOT NULL, exp bigint NOT NULL, demand bigint NOT NULL, returned bigint NOT NULL,
-  granted bigint NOT NULL, debt bigint NOT NULL, PRIMARY KEY (key, node)
+  granted bigint NOT NULL, debt bigint NOT NULL, room bigint NOT NULL, inflow bigint NOT NULL,
+  PRIMARY KEY (key, node)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 """
 
@@ -54,18 +56,19 @@ DECLARE
   profile_leased bigint; profile_report bigint; profile_full bigint;
   asked_lease_id bigint; asked_seq bigint; asked_acked bigint; asked_held bigint; asked_returned bigint;
   asked_refund bigint; asked_debt bigint; asked_target bigint; asked_reserve bigint; asked_demand bigint;
-  asked_ttl bigint;
+  asked_ttl bigint; asked_inflow bigint;
   free bigint; ceiling bigint; loaded bigint; top bigint; window_ends_in bigint; own bigint; held bigint;
   returned bigint; debt bigint; free_before bigint; refused bigint; price bigint; many bigint; node_count bigint;
   oversubscribed boolean; is_full boolean; rationed boolean; free_permits bigint; leasable bigint; granted bigint;
   part float8; most float8; cap float8; fair float8; others bigint; report_interval bigint; wait_us bigint;
   elapsed bigint; used bigint; left_permits bigint; expires bigint; full_in bigint;
+  came bigint; unclaimed bigint; room bigint; inflow bigint; wanted float8; short boolean;
 BEGIN
   FOR i IN 1..cardinality(keys) LOOP
     LOOP
       PERFORM 1 FROM {p}_ledger l WHERE l.key = keys[i] FOR UPDATE;
       EXIT WHEN FOUND OR made[i] = 0;
-      INSERT INTO {p}_ledger VALUES (keys[i], '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING;
+      INSERT INTO {p}_ledger VALUES (keys[i], '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) ON CONFLICT DO NOTHING;
       EXIT WHEN FOUND;
     END LOOP;
   END LOOP;
@@ -82,7 +85,7 @@ BEGIN
     asked_lease_id := numbers[n + 10]; asked_seq := numbers[n + 11]; asked_acked := numbers[n + 12];
     asked_held := numbers[n + 13]; asked_returned := numbers[n + 14]; asked_refund := numbers[n + 15];
     asked_debt := numbers[n + 16]; asked_target := numbers[n + 17]; asked_reserve := numbers[n + 18];
-    asked_demand := numbers[n + 19]; asked_ttl := numbers[n + 20];
+    asked_demand := numbers[n + 19]; asked_ttl := numbers[n + 20]; asked_inflow := numbers[n + 21];
     capacity := most_permits * cost;
 
     -- open
@@ -91,7 +94,7 @@ BEGIN
     back := 0;
     IF NOT known THEN
       x := CASE WHEN period > 0 THEN time_us / period ELSE 0 END;
-      s := ROW(row_key, laws[i], time_us, capacity, x, 0, 0, 0, 0, {FOREVER}, 0, time_us, 0, 0);
+      s := ROW(row_key, laws[i], time_us, capacity, x, 0, 0, 0, 0, {FOREVER}, 0, time_us, 0, 0, 0, 0);
     ELSIF s.law <> laws[i] THEN
       x := split_part(s.law, ':', 3)::bigint;
       x := {floor_free};
@@ -104,6 +107,7 @@ BEGIN
       s.at := time_us;
       s.win := CASE WHEN period > 0 THEN least(s.win, time_us / period) ELSE 0 END;
       s.exp := s.exp - back;
+      s.late := greatest(s.late - back, 0);
     END IF;
     now_us := greatest(time_us, s.at);
 
@@ -111,7 +115,10 @@ BEGIN
     ceiling := capacity;
     IF period = 0 THEN
       top := greatest(capacity - s.leased_out * cost, 0);
-      IF now_us - s.at > (top - s.free) / rate THEN
+      IF s.inflow > 0 THEN
+        came := (now_us - s.at) * rate;
+        free := least(s.free + came - {withheld_all}, top);
+      ELSIF now_us - s.at > (top - s.free) / rate THEN
         free := top;
       ELSE
         free := least(s.free + (now_us - s.at) * rate, top);
@@ -131,8 +138,18 @@ BEGIN
     -- burn; the rows are removed when all is saved
     burned := now_us >= s.exp;
     IF burned THEN
+      top := ceiling - s.leased_out * cost;
       SELECT coalesce(sum(l.leased_out), 0), coalesce(sum(l.demand), 0), count(*) INTO x, y, z
       FROM {p}_lease l WHERE l.key = row_key AND l.exp - back <= now_us;
+      IF s.inflow > 0 THEN
+        FOR inflow, came IN SELECT l.inflow, (now_us - greatest(l.exp - back, s.at)) * rate
+          FROM {p}_lease l WHERE l.key = row_key AND l.exp - back <= now_us AND l.inflow > 0 LOOP
+          s.inflow := s.inflow - inflow;
+          inflow := {PARTS} - inflow;
+          free := free + came - {withheld};
+        END LOOP;
+        free := least(free, greatest(top, 0));
+      END IF;
       s.leased_out := s.leased_out - x;
       s.demand := s.demand - y;
       s.nodes := s.nodes - z;
@@ -155,7 +172,7 @@ BEGIN
     IF op = {peek} THEN
       own := CASE WHEN has_record THEN rec.leased_out ELSE 0 END;
       answer := answer || ARRAY[{OK}, 0, 0, own, free, free, s.leased_out - own, s.nodes, 0, 0, window_ends_in, 0,
-        s.current, s.previous];
+        s.current, s.previous, 0, 0];
       CONTINUE;
     END IF;
 
@@ -170,16 +187,17 @@ BEGIN
       END IF;
     ELSE
       IF NOT has_record THEN
-        rec := ROW(row_key, names[i], now_us, 0, 0, 0, 0, 0, 0, 0);
+        rec := ROW(row_key, names[i], now_us, 0, 0, 0, 0, 0, 0, 0, 0, 0);
         s.nodes := s.nodes + 1;
       END IF;
       IF asked_acked < rec.seq THEN
         free := free + rec.granted * cost;
-        s.leased_out := s.leased_out - rec.granted;
-        rec.leased_out := rec.leased_out - rec.granted;
+        s.leased_out := s.leased_out - rec.granted - rec.room;
+        rec.leased_out := rec.leased_out - rec.granted - rec.room;
       ELSE
         rec.debt := 0;
       END IF;
+      s.inflow := s.inflow - rec.inflow;
       IF asked_lease_id = 0 THEN
         rec.lease_id := now_us;
         rec.returned := asked_returned;
@@ -242,7 +260,30 @@ BEGIN
       END IF;
       free := free - granted * cost;
       s.leased_out := s.leased_out + granted;
-      others := s.leased_out - held - granted;
+
+      -- share
+      room := 0;
+      inflow := 0;
+      short := false;
+      IF asked_inflow > 0 AND op = {sync} AND period = 0 AND asked_target > 0 AND asked_reserve = 0
+        AND node_count > 1 AND refused <= 1 THEN
+        part := CASE WHEN s.demand > 0 THEN asked_demand::float8 / s.demand ELSE 1::float8 / node_count END;
+        most := (profile_leased * most_permits)::float8 / 1000;
+        cap := most * greatest(part, 1::float8 / node_count);
+        x := capacity - free;
+        room := greatest(floor(least(least(asked_target::float8, cap) - held - granted, most - s.leased_out,
+          ({floor_used} - s.leased_out)::float8)), 0);
+        wanted := floor({PARTS} * (asked_demand::float8
+          / greatest(s.demand::float8, (speed * ({DEMAND_PART} - 1))::float8 / {DEMAND_PART})));
+        inflow := least(wanted, ({PARTS} - s.inflow)::float8);
+        short := inflow < wanted * {SHORT_OF_INFLOW}::float8;
+        IF inflow < 1 OR held + granted + room < {LEAST_ROOM} THEN
+          room := 0;
+          inflow := 0;
+        END IF;
+      END IF;
+      s.leased_out := s.leased_out + room;
+      others := s.leased_out - held - granted - room;
 
       -- report_interval
       part := CASE WHEN is_full THEN profile_full ELSE profile_report END;
@@ -253,6 +294,7 @@ BEGIN
       END IF;
       report_interval := floor(least(
         part * most_permits * 1000000 / greatest(least(s.demand, speed), 1), {LONGEST_INTERVAL}));
+      IF inflow > 0 AND NOT short THEN report_interval := {LONGEST_INTERVAL}; END IF;
 
       -- time_until_free
       wait_us := 0;
@@ -280,7 +322,7 @@ BEGIN
       END IF;
 
       rec.seq := asked_seq;
-      rec.leased_out := held + granted;
+      rec.leased_out := held + granted + room;
       expires := now_us + asked_ttl;
       IF period > 0 THEN expires := least(expires, now_us - now_us % period + period); END IF;
       rec.exp := CASE WHEN held > 0 THEN greatest(expires, rec.exp) ELSE expires END;
@@ -288,7 +330,11 @@ BEGIN
       rec.returned := asked_returned;
       rec.granted := granted;
       rec.debt := rec.debt + debt;
+      rec.room := room;
+      rec.inflow := inflow;
+      s.inflow := s.inflow + inflow;
       s.exp := least(s.exp, rec.exp);
+      IF rec.exp > now_us + {LONGEST_LEASE} THEN s.late := greatest(s.late, rec.exp); END IF;
       IF op = {release} THEN
         s.demand := s.demand - rec.demand;
         s.nodes := s.nodes - 1;
@@ -305,10 +351,10 @@ BEGIN
       s.free := free;
       full_in := (capacity - free) / rate + 1;
     END IF;
-    s.gone := greatest(s.gone - back, now_us + full_in + greatest(asked_ttl, {LONGEST_LEASE}));
+    s.gone := greatest(s.gone - back, now_us + full_in + greatest(s.late - now_us, {LONGEST_LEASE}));
     UPDATE {p}_ledger l SET law = s.law, at = s.at, free = s.free, win = s.win, current = s.current,
       previous = s.previous, leased_out = s.leased_out, demand = s.demand, exp = s.exp, nodes = s.nodes, born = s.born,
-      lost = s.lost, gone = s.gone
+      lost = s.lost, gone = s.gone, inflow = s.inflow, late = s.late
     WHERE l.key = row_key;
     IF NOT known THEN
       DELETE FROM {p}_lease l WHERE l.key = row_key;  -- of a ledger that was gone
@@ -316,20 +362,21 @@ BEGIN
     IF back > 0 THEN UPDATE {p}_lease l SET exp = l.exp - back WHERE l.key = row_key; END IF;
     IF burned THEN DELETE FROM {p}_lease l WHERE l.key = row_key AND l.exp <= now_us; END IF;
     IF status <> {OK} THEN
-      answer := answer || ARRAY[status, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]::bigint[];
+      answer := answer || ARRAY[status, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]::bigint[];
       CONTINUE;
     END IF;
     IF op = {release} THEN
       DELETE FROM {p}_lease l WHERE l.key = row_key AND l.node = rec.node;
     ELSIF has_record THEN
       UPDATE {p}_lease l SET lease_id = rec.lease_id, seq = rec.seq, leased_out = rec.leased_out, exp = rec.exp,
-        demand = rec.demand, returned = rec.returned, granted = rec.granted, debt = rec.debt
+        demand = rec.demand, returned = rec.returned, granted = rec.granted, debt = rec.debt, room = rec.room,
+        inflow = rec.inflow
       WHERE l.key = row_key AND l.node = rec.node;
     ELSE
       INSERT INTO {p}_lease VALUES (rec.*);
     END IF;
-    answer := answer || ARRAY[{OK}, rec.lease_id, granted, rec.leased_out, free_before, free, others, node_count,
-      wait_us, report_interval, window_ends_in, oversubscribed::integer, s.current, s.previous];
+    answer := answer || ARRAY[{OK}, rec.lease_id, granted, held + granted, free_before, free, others, node_count,
+      wait_us, report_interval, window_ends_in, oversubscribed::integer, s.current, s.previous, room, inflow];
   END LOOP;
   IF pages > 0 THEN PERFORM {p}_sweep_ledgers(pages, time_us); END IF;
   RETURN answer;
@@ -342,12 +389,19 @@ def _floor(number: str, divisor: str) -> str:
     return f"({number} - ({number} % {divisor} + {divisor}) % {divisor}) / {divisor}"
 
 
+def _withheld(inflow: str) -> str:
+    """The part *inflow* of the units *came*, rounded up, as `headgate.hybrid.ledger.withheld` does."""
+    parts = protocol.PARTS
+    return f"({inflow} * (came / {parts}) + ({inflow} * (came % {parts}) + {parts - 1}) / {parts})"
+
+
 def sync_function(prefix: str, clock: str) -> str:
     """The statement that makes the function; *clock* is the time in its SQL."""
     names = {name: getattr(protocol, name) for name in _SHARED_NAMES}
     names |= {"FOREVER": FOREVER, "STEP": STEP, "MOST": MOST, "NUMBERS": NUMBERS}
     names |= {"LONGEST_INTERVAL": LONGEST_INTERVAL, "LONGEST_LEASE": LONGEST_LEASE}
     floors = {"floor_free": _floor("s.free", "x"), "floor_used": _floor("x", "cost")}
+    floors |= {"withheld_all": _withheld("s.inflow"), "withheld": _withheld("inflow")}
     return FUNCTION.format(p=prefix, clock=clock, **names, **floors, **OPERATIONS)
 
 

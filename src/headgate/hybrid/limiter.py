@@ -19,7 +19,9 @@ from headgate._plan import arun, run
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.hybrid.backend import AsyncHybridBackend, HybridBackend, HybridStore
+from headgate.hybrid.figures import watch_hybrid
 from headgate.hybrid.limiter_leases import LimiterLeases
+from headgate.hybrid.protocol import accuracy_profile
 from headgate.hybrid.region_store import RegionState, RegionStore, region_store
 from headgate.hybrid.table import LeaseTable, TryAcquireFromLease
 from headgate.limiter import AsyncLimiter, Limiter
@@ -30,7 +32,7 @@ MAX_KEYS = 100_000
 LEASES_AT_ONCE = 500  # that `stats_async` adds up before it lets other tasks run: about half a millisecond
 _NOT_GIVEN = {"options", "return", "max_keys"}
 
-Accuracy = Literal["high", "medium", "low"]
+Accuracy = Literal["high", "medium", "low"] | float
 Cold = Literal["wait", "optimistic"]
 
 
@@ -132,6 +134,7 @@ class _HybridConstructor:
         )
         self._owned = True  # the leases are this limiter's to give back, even if the store is not its own
         weakref.finalize(self, hybrid.release_later).atexit = False
+        self._watched_leases = watch_hybrid(self)
 
 
 class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patch of Limiter comes first
@@ -140,23 +143,27 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
     It has the methods of `Limiter` except `pace`, and `stats` beside them. `try_acquire` makes a round trip only where
     the lease of this process does not suffice; `close` gives the lease back.
 
-    quota           one quota, as for `Limiter`
-    store           the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips
-    home, region, floor   for a limiter in several regions: *store* is the Redis of this region and *home* the one that
-                    all regions lease from; floor is the share of the quota that this region always has (0.05)
-    algorithm       token_bucket, gcra, fixed_window or sliding_window_counter; with a home one of the first two
-    name            tells limiters on one store apart
-    accuracy        high, medium or low: the lower, the fewer trips, and the more of the limit may be on lease elsewhere
-                    when a burst comes here. Never one too many
-    cold            wait: the first decision about a key waits for Redis. optimistic: it is granted at once and charged
-                    afterwards, so each process may grant one call too many to a key that it has not seen for a while
-    on_store_error  what to answer when a lease is used up and Redis cannot be asked: local (a share of the rate by the
-                    number of processes last seen), deny, allow or raise
-    max_local_keys  leases that are held at most; the one unused longest goes back for a new one
-    clock           a `headgate.testing.ManualClock`, in tests
-    options         prefix, hash_keys, timeout, connect_timeout, max_connections, min_connections, retries, retry_pause
-
     Redis stands here, and in the names of this package, for whichever of these stores keeps the ledgers.
+
+    Args:
+        quota: one quota, as for `Limiter`
+        store: the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips
+        home: for a limiter in several regions: the Redis that all regions lease from; *store* is that of this one
+        region: the name of this region
+        floor: the share of the quota that this region always has; 0.05 if not given
+        algorithm: token_bucket, gcra, fixed_window or sliding_window_counter; with a home one of the first two
+        name: tells limiters on one store apart
+        accuracy: high: several reports a second on a busy key. medium and low: a lease of a bucket refills by itself
+            with a part of the rate, and reports are 5 and 30 seconds apart, or as many as are given, 0.5 to 300. Fewer
+            trips, and a share of the rate lies idle longer where callers have gone. Never one too many. With a home:
+            high
+        cold: wait: the first decision about a key waits for Redis. optimistic: it is granted at once and charged
+            afterwards, so each process may grant one call too many to a key that it has not seen for a while
+        on_store_error: what to answer when a lease is used up and Redis cannot be asked: local (a share of the rate by
+            the number of processes last seen), deny, allow or raise
+        max_local_keys: leases that are held at most; the one unused longest goes back for a new one
+        clock: a `headgate.testing.ManualClock`, in tests
+        **options: prefix, hash_keys, timeout, connect_timeout, max_connections, min_connections, retries, retry_pause
     """
 
     store: HybridStore
@@ -181,6 +188,10 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
         """`try_acquire` without a coroutine where the lease suffices: the decision, or what has to be awaited for it.
 
         For callers that decide so often that a coroutine for each decision would cost more than the decision.
+
+        Args:
+            key: the client's, such as `user:123`: text of at most 256 bytes
+            permits: how many to spend
         """
         return self._backend.try_acquire_now(key, permits)
 
@@ -206,7 +217,7 @@ def _hybrid_store(
     store: str | LeaseStore,
     clock: Clock | None,
     options: StoreOptions,
-    accuracy: str,
+    accuracy: str | float,
     cold: str,
     max_keys: int,
     place: tuple[str | LeaseStore | None, str | None, float | None],
@@ -221,6 +232,11 @@ def _hybrid_store(
     if home is None and (region is not None or floor is not None):
         raise ValueError(
             "region and floor are for a limiter with a home: give home= the URL of the Redis that has the rest"
+        )
+    if accuracy_profile(accuracy).inflow and home is not None:
+        raise ValueError(
+            f"a limiter with a home takes accuracy='high', got {accuracy!r:.40}: what a region has from home ends soon "
+            "when it is cut off, and a lease that refills by itself would go on"
         )
     if isinstance(store, str) and scheme_of(store) == "memory://":
         raise ValueError("HybridLimiter shares a limit between processes; memory:// belongs to one: use Limiter")

@@ -117,5 +117,5 @@ class PostgresLeases:
 def _numbers(call: LeaseCall) -> list[int]:
     """What a call says in numbers, in the order in which the function reads them."""
     _, params, profile, request = call
-    numbers = (*params[1:], profile.leased, profile.report, profile.report_full, *request[2:9], *request[10:14])
+    numbers = (*params[1:], profile.leased, profile.report, profile.report_full, *request[2:9], *request[10:])
     return [min(number, MOST) for number in numbers]

@@ -27,6 +27,15 @@ MIN_REPORT_PART = (
 )
 
 
+PARTS = 1_000_000  # of the rate: inflow is a whole number of these
+DEMAND_PART = 5  # callers that ask for less than four fifths of the rate get a quarter more inflow than they ask for
+LEAST_ROOM = 5  # permits: a lease of fewer has no inflow
+SHORT_OF_INFLOW = 0.75  # a lease with less than this of its share of the rate reports sooner: others have too much
+
+SHORTEST_SYNC, LONGEST_SYNC = 0.5, 300.0  # seconds between two reports that an accuracy may name
+FEW_REPORTS = 15.0  # seconds between two reports: from there on most of the capacity may be on lease
+
+
 class QuotaParams(NamedTuple):
     """A quota as the ledger applies it: a bucket that refills all the time, or a window that starts anew."""
 
@@ -78,13 +87,33 @@ class AccuracyProfile(NamedTuple):
     report: int  # a report is due after this much demand
     report_full: int  # the same while the bucket is full
     longest: int  # between two reports
+    inflow: int = 0  # 1: a lease of a bucket refills by itself, with a part of the rate
+
+
+def seconds_profile(seconds: float) -> AccuracyProfile:
+    """The profile of an accuracy given as the seconds between two reports."""
+    leased, report, report_full = (600, 400, 250) if seconds < FEW_REPORTS else (800, 600, 500)
+    return AccuracyProfile(leased, report, report_full, int(seconds * MICROSECONDS), 1)
 
 
 PROFILES = {
     "high": AccuracyProfile(500, 250, 125, 2 * MICROSECONDS),
-    "medium": AccuracyProfile(600, 400, 250, 5 * MICROSECONDS),
-    "low": AccuracyProfile(800, 600, 500, 30 * MICROSECONDS),
+    "medium": seconds_profile(5),
+    "low": seconds_profile(30),
 }
+
+
+def accuracy_profile(accuracy: object) -> AccuracyProfile:
+    """The profile of what a caller gave as *accuracy*; raise ValueError for anything else."""
+    if isinstance(accuracy, str) and accuracy.lower() in PROFILES:
+        return PROFILES[accuracy.lower()]
+    is_number = isinstance(accuracy, int | float) and not isinstance(accuracy, bool)
+    if is_number and SHORTEST_SYNC <= accuracy <= LONGEST_SYNC:  # type: ignore[operator]  # it is a number
+        return seconds_profile(accuracy)  # type: ignore[arg-type]
+    raise ValueError(
+        f"accuracy must be one of {', '.join(PROFILES)}, or the seconds between two reports, from {SHORTEST_SYNC:g} to "
+        f"{LONGEST_SYNC:g}; got {accuracy!r:.40}"
+    )
 
 
 class LeaseRequest(NamedTuple):
@@ -104,6 +133,7 @@ class LeaseRequest(NamedTuple):
     is_reserve: int  # 1: *target* is one permit for the next caller, to be granted only from a full bucket
     demand: int  # permits in a thousand seconds that callers ask this node for
     ttl: int  # how long the lease lasts
+    inflow: int = 0  # 1: a part of the rate is wanted too, for a lease that refills by itself
 
 
 class LeaseReply(NamedTuple):
@@ -123,6 +153,8 @@ class LeaseReply(NamedTuple):
     oversubscribed: int = 0  # 1: all nodes together ask for more than refills
     current: int = 0  # windows: permits used or leased in this one
     previous: int = 0  # windows: the same in the one before
+    room: int = 0  # permits that the lease may grow by with its inflow
+    inflow: int = 0  # of PARTS of the rate: what comes into the lease until the next request arrives, or it ends
 
 
 def time_until_free(params: QuotaParams, elapsed: int, current: int, previous: int, permits: int, own: int = 0) -> int:

@@ -114,7 +114,7 @@ local function region_sync(key, params, profile, node, request, since)
   local now = open_stock(k, params)
   local lasts = min(request.ttl, REGION_TTL)
   if k.out > 0 then lasts = min(lasts, max(k.ends - now, 1)) end
-  request.ttl = lasts
+  request.ttl, request.inflow = lasts, 0
   local effective = with_stock(params, k)
   effective.initial = min(params.capacity_units, max(time - since, 0) * params.rate)
   local answer = {sync(key, effective, profile, node, request)}

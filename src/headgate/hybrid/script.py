@@ -3,7 +3,8 @@
 One call takes any number of keys, each with a request of its own; an error at one key leaves the others alone. Redis
 keeps one Hash for each key: `free` (or `window`, `current`, `previous`), `at`, `out` (`leased_out` in the code),
 `demand`, `exp`, `nodes`, `born`, `law` (the parameters of the quota), and for each node a field `n:<node>` with its
-record, eight numbers joined by colons.
+record, eight numbers joined by colons. Leases with inflow add two numbers to their record, and a field `inflow`, the
+sum of them; one that may last longer than LONGEST_LEASE adds `late`, the end of the latest such lease.
 """
 
 from __future__ import annotations
@@ -12,24 +13,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate.hybrid.protocol import (
+    DEMAND_PART,
     DRAINING_ABOVE,
     DRAINING_FACTOR,
     ERROR,
     FULL_ABOVE,
+    LEAST_ROOM,
     MIN_REPORT_PART,
     OVERSUBSCRIBED_ABOVE,
+    PARTS,
     SHARE_FACTOR,
+    SHORT_OF_INFLOW,
     LeaseReply,
 )
 from headgate.redis.script import LuaScript, ScriptCall
 from headgate.stores.base import LeaseCall
 
-FIELDS = 14  # of a reply
+FIELDS = 16  # of a reply
 PER_KEY = 6  # arguments of a key
 
 LEDGER = """
 local OK, STALE, VOID, ERROR = 0, 1, 2, 3
 local FOREVER, STEP, LONGEST_INTERVAL, LONGEST_LEASE = 4503599627370496, 1000000, 3600000000, 91000000
+local PARTS = @PARTS@
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
 local time = tonumber(ARGV[1])
@@ -70,22 +76,25 @@ end
 local function record_of(text)
   local n = numbers(text)
   return {lease_id = n[1], seq = n[2], leased_out = n[3], exp = n[4], demand = n[5], returned = n[6], granted = n[7],
-    debt = n[8]}
+    debt = n[8], room = n[9] or 0, inflow = n[10] or 0}
 end
 local function record_text(r)
-  return string.format('%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
+  local text = string.format('%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f:%.0f',
     r.lease_id, r.seq, r.leased_out, r.exp, r.demand, r.returned, r.granted, r.debt)
+  return r.inflow > 0 and string.format('%s:%.0f:%.0f', text, r.room, r.inflow) or text
 end
 
 local function read(key, node)
   local kept = redis.call('HMGET', key, 'law', 'at', 'free', 'window', 'current', 'previous', 'out', 'demand', 'exp',
-    'nodes', 'born', 'lost', 'n:' .. node)
+    'nodes', 'born', 'lost', 'n:' .. node, 'inflow', 'late')
   local s = {key = key, params = kept[1]}
   s.at, s.free = tonumber(kept[2] or 0), tonumber(kept[3] or 0)
   s.window, s.current, s.previous = tonumber(kept[4] or 0), tonumber(kept[5] or 0), tonumber(kept[6] or 0)
   s.leased_out, s.demand, s.exp = tonumber(kept[7] or 0), tonumber(kept[8] or 0), tonumber(kept[9] or FOREVER)
   s.nodes, s.born, s.lost = tonumber(kept[10] or 0), tonumber(kept[11] or 0), tonumber(kept[12] or 0)
   s.record = kept[13] and record_of(kept[13])
+  s.inflow, s.late = tonumber(kept[14] or 0), tonumber(kept[15] or 0)
+  s.had_inflow = s.inflow > 0
   s.changed, s.gone = {}, {}
   return s
 end
@@ -122,14 +131,22 @@ local function open(s, params, node)
       s.changed[name] = record
     end
     s.exp = s.exp - back
+    s.late = max(s.late - back, 0)
   end
   return max(time, s.at)
+end
+
+local function withheld(came, inflow)
+  local whole = floor(came / PARTS)
+  return inflow * whole + ceil(inflow * (came - whole * PARTS) / PARTS)
 end
 
 local function load(s, params, now)
   if not params.windowed then
     local top = top_of(s, params, params.capacity_units)
-    return min(s.free + (now - s.at) * params.rate, top), params.capacity_units
+    local came = (now - s.at) * params.rate
+    if s.inflow > 0 then came = came - withheld(came, s.inflow) end
+    return min(s.free + came, top), params.capacity_units
   end
   local window = floor(now / params.period)
   if window > s.window then
@@ -161,10 +178,12 @@ local function save(s, params, now, loaded, free)
     full_in = (params.capacity_units - free) / params.rate
   end
   if s.lost > 0 then set('lost', 1) end
+  if s.inflow > 0 or s.had_inflow then set('inflow', s.inflow) end
+  if s.late > 0 then set('late', s.late) end
   for name, record in pairs(s.changed) do set('n:' .. name, record_text(record)) end
   for i = 1, size, 1000 do redis.call('HSET', s.key, unpack(pairs_, i, min(i + 999, size))) end
   for name in pairs(s.gone) do redis.call('HDEL', s.key, 'n:' .. name) end
-  redis.call('EXPIRE', s.key, ceil((full_in + LONGEST_LEASE) / 1000000))
+  redis.call('EXPIRE', s.key, ceil((full_in + max(LONGEST_LEASE, s.late - now)) / 1000000))
 end
 
 local function drop(s, name, record)
@@ -174,18 +193,25 @@ local function drop(s, name, record)
   s.gone[name] = true
 end
 
-local function burn(s, now, node)
+local function burn(s, params, now, node)
   s.exp = FOREVER
+  local unclaimed = 0
   for name, record in pairs(all_records(s, node)) do
     record = s.changed[name] or record
     if record.exp <= now then
       s.leased_out = s.leased_out - record.leased_out
+      if record.inflow > 0 then
+        s.inflow = s.inflow - record.inflow
+        local came = (now - max(record.exp, s.at)) * params.rate
+        unclaimed = unclaimed + came - withheld(came, PARTS - record.inflow)
+      end
       drop(s, name, record)
       if name == node then s.record = nil end
     else
       s.exp = min(s.exp, record.exp)
     end
   end
+  return unclaimed
 end
 
 local function overhang(s, params)
@@ -207,6 +233,22 @@ local function grant_of(s, params, profile, request, held, free, refused)
   local fair = max(1, ceil(free_permits * min(1, @SHARE_FACTOR@ * part)))
   local granted = max(floor(min(request.target - held, cap, fair, free_permits, most - s.leased_out, leasable)), 0)
   return granted, full, fair <= granted and granted < request.target - held
+end
+
+local function share_of(s, params, profile, request, has, free, refused)
+  if request.inflow == 0 or request.op ~= 'sync' or params.windowed or request.target < 1 or request.is_reserve > 0 then
+    return 0, 0, false
+  end
+  if s.nodes == 1 or refused > 1 then return 0, 0, false end
+  local part = s.demand > 0 and request.demand / s.demand or 1 / s.nodes
+  local most = profile.leased * params.limit / 1000
+  local unused = floor((params.capacity_units - free) / params.cost) - s.leased_out
+  local cap = most * max(part, 1 / s.nodes)
+  local room = max(floor(min(min(request.target, cap) - has, most - s.leased_out, unused)), 0)
+  local wanted = floor(PARTS * (request.demand / max(s.demand, params.speed * @DEMAND_LESS@ / @DEMAND_PART@)))
+  local inflow = min(wanted, PARTS - s.inflow)
+  if inflow < 1 or has + room < @LEAST_ROOM@ then return 0, 0, false end
+  return room, inflow, inflow < wanted * @SHORT_OF_INFLOW@
 end
 
 local function report_interval_of(s, params, profile, full, oversubscribed, free)
@@ -238,18 +280,22 @@ local function sync(key, params, profile, node, request)
   local now = open(s, params, node)
   local free, ceiling = load(s, params, now)
   local loaded = free
-  if now >= s.exp then burn(s, now, node) end
+  if now >= s.exp then
+    local top = top_of(s, params, ceiling)
+    local unclaimed = burn(s, params, now, node)
+    if unclaimed > 0 then free = min(free + unclaimed, top) end
+  end
   free = free - overhang(s, params)
   local window_ends_in = params.windowed and params.period - now % params.period or 0
   local record = s.record
   if request.op == 'peek' then
     local own = record and record.leased_out or 0
-    return OK, 0, 0, own, free, free, s.leased_out - own, s.nodes, 0, 0, window_ends_in, 0, s.current, s.previous
+    return OK, 0, 0, own, free, free, s.leased_out - own, s.nodes, 0, 0, window_ends_in, 0, s.current, s.previous, 0, 0
   end
 
   if record and request.seq <= record.seq then
     save(s, params, now, loaded, free)
-    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return STALE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if request.lease_id > 0 and (not record or record.lease_id ~= request.lease_id) then
     if request.lease_id < s.born and s.lost == 0 then
@@ -257,20 +303,22 @@ local function sync(key, params, profile, node, request)
       free = min(free, 0)
     end
     save(s, params, now, loaded, free)
-    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    return VOID, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   end
   if not record then
-    record = {lease_id = now, seq = 0, leased_out = 0, exp = 0, demand = 0, returned = 0, granted = 0, debt = 0}
+    record = {lease_id = now, seq = 0, leased_out = 0, exp = 0, demand = 0, returned = 0, granted = 0, debt = 0,
+      room = 0, inflow = 0}
     s.nodes = s.nodes + 1
     s.gone[node] = nil
   end
   if request.acked_seq < record.seq then
     free = free + record.granted * params.cost
-    s.leased_out = s.leased_out - record.granted
-    record.leased_out = record.leased_out - record.granted
+    s.leased_out = s.leased_out - record.granted - record.room
+    record.leased_out = record.leased_out - record.granted - record.room
   else
     record.debt = 0
   end
+  s.inflow = s.inflow - record.inflow
   if request.lease_id == 0 then
     record.lease_id = now
     record.returned = request.returned
@@ -304,8 +352,11 @@ local function sync(key, params, profile, node, request)
   local granted, full, rationed = grant_of(s, params, profile, request, held, free, refused)
   free = free - granted * params.cost
   s.leased_out = s.leased_out + granted
-  local others = s.leased_out - held - granted
+  local room, inflow, short = share_of(s, params, profile, request, held + granted, free, refused)
+  s.leased_out = s.leased_out + room
+  local others = s.leased_out - held - granted - room
   local report_interval = report_interval_of(s, params, profile, full, oversubscribed, free)
+  if inflow > 0 and not short then report_interval = LONGEST_INTERVAL end
   local wait = 0
   if free < params.cost then
     wait = others == 0 and time_until_free(s, params, now, free) or report_interval
@@ -314,7 +365,7 @@ local function sync(key, params, profile, node, request)
   end
 
   record.seq = request.seq
-  record.leased_out = held + granted
+  record.leased_out = held + granted + room
   local exp = now + request.ttl
   if params.windowed then exp = min(exp, now - now % params.period + params.period) end
   record.exp = held > 0 and max(exp, record.exp) or exp
@@ -322,18 +373,22 @@ local function sync(key, params, profile, node, request)
   record.returned = request.returned
   record.granted = granted
   record.debt = record.debt + debt
+  record.room, record.inflow = room, inflow
+  s.inflow = s.inflow + inflow
   s.exp = min(s.exp, record.exp)
+  if record.exp > now + LONGEST_LEASE then s.late = max(s.late, record.exp) end
   s.changed[node] = record
   if request.op == 'release' then drop(s, node, record) end
   save(s, params, now, loaded, free)
-  return OK, record.lease_id, granted, record.leased_out, free_before, free, others, node_count, wait, report_interval,
-    window_ends_in, oversubscribed and 1 or 0, s.current, s.previous
+  return OK, record.lease_id, granted, held + granted, free_before, free, others, node_count, wait, report_interval,
+    window_ends_in, oversubscribed and 1 or 0, s.current, s.previous, room, inflow
 end
 
 local function request_of(a)
   local n = numbers(ARGV[a + 4])
   return {op = ARGV[a + 3], waiting = ARGV[a + 5], lease_id = n[1], seq = n[2], acked_seq = n[3], held = n[4],
-    returned = n[5], refund = n[6], debt = n[7], target = n[8], is_reserve = n[9], demand = n[10], ttl = n[11]}
+    returned = n[5], refund = n[6], debt = n[7], target = n[8], is_reserve = n[9], demand = n[10], ttl = n[11],
+    inflow = n[12]}
 end
 
 local replies = {}
@@ -353,6 +408,11 @@ LEDGER = (
     .replace("@DRAINING_ABOVE@", str(DRAINING_ABOVE))
     .replace("@MIN_REPORT_PART@", str(MIN_REPORT_PART))
     .replace("@DRAINING_FACTOR@", str(DRAINING_FACTOR))
+    .replace("@PARTS@", str(PARTS))
+    .replace("@DEMAND_LESS@", str(DEMAND_PART - 1))
+    .replace("@DEMAND_PART@", str(DEMAND_PART))
+    .replace("@LEAST_ROOM@", str(LEAST_ROOM))
+    .replace("@SHORT_OF_INFLOW@", str(SHORT_OF_INFLOW))
 )
 
 SYNC = LuaScript(

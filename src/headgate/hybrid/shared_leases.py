@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headgate.stores.shared.store import SharedStore
 
 Replies = list[LeaseReply | str]
-HEAD = "headgate leases 1"  # the first line of a file; a change of what stands below raises the number
+HEAD = "headgate leases 2"  # the first line of a file; a change of what stands below raises the number
 DIGEST = 32  # characters
 SWEEP_EVERY = 16  # exchanges: then one file is looked through for ledgers that are gone
 LONGEST_NAP = 0.001  # seconds between two looks at the lock
@@ -169,7 +169,7 @@ class SharedLeases:
             ledger, gone = _thaw(lines.get(key, ""), now)
             replies.append(ledger.sync(now, params, profile, request))
             if request.op != "peek":
-                gone = max(gone, now + _full_in(ledger, params) + max(request.ttl, LONGEST_LEASE))
+                gone = max(gone, now + _full_in(ledger, params) + max(ledger.late - now, LONGEST_LEASE))
                 lines[key] = f"{key} {gone} {_freeze(ledger)}"
                 changed.add(name)
         self._swept += 1

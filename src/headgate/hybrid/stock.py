@@ -176,7 +176,7 @@ class RegionLedger:
         lasts = min(request.ttl, REGION_TTL)
         if stock.out:
             lasts = min(lasts, max(stock.ends - now, 1))
-        reply = ledger.sync(time, self._with_stock(params), profile, request._replace(ttl=lasts))
+        reply = ledger.sync(time, self._with_stock(params), profile, request._replace(ttl=lasts, inflow=0))
         if stock.ends == 0:  # what processes gave back of an ended stock is gone, too
             self._drop_stock(params)
             effective = self._with_stock(params)

@@ -12,6 +12,7 @@ from headgate._mypyc import FREE_THREADED, mypyc_attr
 from headgate.algorithms.algorithm import multiply
 from headgate.decision import COMPILED, Decision, LimiterDecision, Units, decision_in
 from headgate.hybrid.fallback_policy import BackendHealth, FallbackPolicy
+from headgate.hybrid.inflow import Inflow
 from headgate.hybrid.lease import Lease
 from headgate.hybrid.protocol import LeaseReply, QuotaParams, quota_params, time_until_free
 from headgate.keys import check_key
@@ -78,7 +79,7 @@ class LeaseTable:
     def spend(self, lease: Lease, price: int, now: int) -> bool:
         """Spend *price* units of *lease*, if it has them. A method of this class, so that it is one compiled step."""
         if now >= lease.expires or lease.balance < price:
-            return False
+            return lease.inflow is not None and lease.spend_inflow(now, price)
         lease.balance -= price
         return True
 
@@ -90,13 +91,14 @@ class LeaseTable:
                 return None
             now = self.read_clock()
             price = multiply(permits, self.cost)
+            lease.add_inflow(now)
             left = lease.balance - price
             if left >= 0 and now < lease.expires and lease.balance > 0:
                 units_left = left + lease.free_in_redis
                 return decision_with(self, True, units_left, reset_units(self, lease, now, units_left), 0)
             if now < lease.deny_until and can_deny(self, lease, price):
                 return deny(self, lease, now, price)
-            return None
+            return deny_by_inflow(self, lease, now, price)
 
     def refund_locally(self, key: str, permits: int) -> bool:
         """Put back what was spent since the last report; return whether that was all. The next report has the rest."""
@@ -107,6 +109,8 @@ class LeaseTable:
             permits = min(permits, self.limit)
             price = multiply(permits, self.cost)
             spent = lease.balance_at_last_count - lease.balance
+            if lease.inflow is not None:  # only what was spent since inflow was added has left room
+                spent = min(spent, lease.inflow.room - lease.inflow.headroom - lease.balance)
             put_back = max(min(price, spent), 0) if self.read_clock() < lease.expires else 0
             lease.balance += put_back
             self.refunded += put_back
@@ -134,6 +138,8 @@ class LeaseTable:
             lease.note_promised_retry(now, now + wait * 1000, permits > 1)
             return decision_with(self, False, units_left, max(window_left(self, lease, now), wait), wait)
         units_missing = max(price - total, wait * params.rate)
+        if lease.inflow is not None:
+            units_missing = max(units_missing, inflow_wait(self, lease, lease.inflow, now, price))
         if permits > 1 and price > params.capacity_units - reply.others * params.cost:
             # no refill is enough: other processes have to give permits back first
             units_missing = max(units_missing, RETRY_WHILE_OTHERS_HOLD_US * params.rate)
@@ -174,8 +180,10 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
         if left >= 0 and now < lease.expires:
             lease.balance = left
             if left <= lease.refill_below:
-                lease.refill_below = -1
-                table.refill_queue.append(lease)
+                if lease.must_fetch(now):
+                    lease.refill_below = -1
+                    table.refill_queue.append(lease)
+                left = lease.balance  # with what has come in meanwhile
             used = table.capacity_units - left - lease.free_in_redis
             decision = LimiterDecision()
             decision._allowed = True
@@ -188,6 +196,10 @@ def decide(table: LeaseTable, key: Any, permits: Any, timeout: Any) -> Any:
         if now < lease.deny_until and can_deny(table, lease, price):
             lease.denied += price
             return deny(table, lease, now, price)
+        if lease.inflow is not None:
+            made = decide_by_inflow(table, lease, now, price)
+            if made is not None:
+                return made
         if table.health.outage_error is not None:
             table.policy.requested += price // table.cost
             return table.policy.take(lease, price // table.cost, now)
@@ -238,6 +250,40 @@ def deny(table: LeaseTable, lease: Lease, now: int, price: int) -> Decision:
     used = table.capacity_units - min(usable_here + lease.free_in_redis, price - 1)
     reset = used if table.period == 0 else window_left(table, lease, now)
     return decision_in(table.units, False, used, max(reset, wait), wait, False)
+
+
+def decide_by_inflow(table: LeaseTable, lease: Lease, now: int, price: int) -> Decision | None:
+    """Spend *price* units after adding what has come in by itself, or deny them; None: only Redis knows."""
+    if lease.spend_inflow(now, price):
+        units_left = lease.balance + lease.free_in_redis
+        return decision_with(table, True, units_left, reset_units(table, lease, now, units_left), 0)
+    denied = deny_by_inflow(table, lease, now, price)
+    if denied is not None:
+        lease.denied += price
+    return denied
+
+
+def deny_by_inflow(table: LeaseTable, lease: Lease, now: int, price: int) -> Decision | None:
+    """The denial of a call for *price* units until so much has come in by itself; None: only Redis knows."""
+    inflow = lease.inflow
+    if inflow is None or not inflow.scarce or now >= lease.expires or price > inflow.room:
+        return None
+    if lease.in_flight and now >= lease.last_promised_retry:
+        return None  # this may be the caller that was told to come back now: Redis knows what has come in meanwhile
+    wait = inflow_wait(table, lease, inflow, now, price)
+    used = table.capacity_units - min(lease.balance + lease.free_in_redis, price - 1)
+    return decision_in(table.units, False, used, max(used, wait), wait, False)
+
+
+def inflow_wait(table: LeaseTable, lease: Lease, inflow: Inflow, now: int, price: int) -> int:
+    """Units that refill until *price* units have come into *lease*, whatever a report loses; noted as a retry time."""
+    margin = (
+        table.cost if price > table.cost else 0
+    )  # inflow may end meanwhile, and leave parts of permits here and there
+    until = now + inflow.nanoseconds_until(price + margin - lease.balance)
+    until = min(until, max(lease.due, lease.report_at if lease.idle_check_at else 0, now)) + table.manager.trip_time
+    lease.note_promised_retry(now, until, False)
+    return multiply(-((now - until) // 1000), table.rate)
 
 
 def decision_with(table: LeaseTable, allowed: bool, units_left: int, reset: int, retry: int) -> Decision:

@@ -1,53 +1,46 @@
-"""Whether a store is fit for limits: what it says of itself, and what can be tried.
+"""Whether a store is fit for limits: what can be tried, and what it says of itself.
 
 Every finding is one of ok, warning, problem and unknown. Clouds hide settings, and then "unknown" is the result. Rights
 are tried with a limiter and a semaphore of the doctor's own, whose keys are deleted in the end or expire in an hour.
+On a Cluster they are tried at each server that decides, since each has users of its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Iterator
 from statistics import quantiles
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from headgate.coordination import Semaphore
 from headgate.errors import HeadgateError
+from headgate.inspection.finding import Finding, FindingState
 from headgate.limiter import Limiter
-from headgate.stores.base import Health, Store, open_store
+from headgate.stores.base import Agree, Health, Store, open_store
 
-FindingState = Literal["ok", "warning", "problem", "unknown"]
-
-CALLS = 200  # whose latency is measured
+CALLS = 200  # whose latency is measured, for each server
 SLOW, TOO_SLOW = 0.02, 0.08  # seconds of the 99th percentile; a check has 0.08 s if the URL says nothing else
-SKEW = 1.0  # seconds that the server's clock may differ from this host's
-OLDEST = (6, 2)  # of Redis
-FULL, ALMOST_FULL = 0.95, 0.8  # of maxmemory
+KEYS_TRIED = 1000  # until one of them lies at each server of a Cluster
 
 
-class Finding(NamedTuple):
-    """One thing that was looked at."""
+def examine(*urls: str) -> list[Finding]:
+    """All findings about the store at *urls*, several of which decide together by majority.
 
-    check: str
-    state: FindingState
-    detail: str
-
-
-def examine(url: str) -> list[Finding]:
-    """All findings about the store at *url*; raises `ValueError` if that is no store."""
-    store, _ = open_store(url, None, {})
+    Raises `ValueError` if one of them is no store.
+    """
+    stores = [open_store(url, None, {})[0] for url in urls]
     try:
-        found = list(_rights(store))
-        if found[0].state != "problem":
-            found += _latency(store)
-        found += _of_health(store)
-        if hasattr(store, "aservers"):
-            found += _of_servers(store)
+        found: list[Finding] = []
+        for store in stores:
+            name = f"{_name(store)} " if len(stores) > 1 else ""
+            found += [Finding(f"{name}{check}", state, detail) for check, state, detail in _examine(store)]
+        if len(stores) > 1:
+            found += _together(stores)
         return found
     finally:
-        store.close()
+        for store in stores:
+            store.close()
 
 
 def worst(findings: list[Finding]) -> FindingState:
@@ -56,11 +49,49 @@ def worst(findings: list[Finding]) -> FindingState:
     return "problem" if "problem" in states else "warning" if "warning" in states else "ok"
 
 
-def _rights(store: Store) -> Iterator[Finding]:
-    """Try all that a limiter does, then what a semaphore does, where the store has such."""
-    key = f"doctor:{secrets.token_hex(8)}"
+def _examine(store: Store) -> Iterator[Finding]:
+    keys = _key_of_each_server(store)
+    rights = [finding for server, key in keys.items() for finding in _rights(store, key, server)]
+    yield from rights
+    if all(finding.state != "problem" for finding in rights):
+        yield _coordination(store)
+        for server, key in keys.items():
+            yield from _latency(store, key, server)
+    yield from _of_health(store)
+    if hasattr(store, "aservers"):
+        from headgate.inspection.redis_server import of_servers
+
+        yield from of_servers(store)  # type: ignore[arg-type]  # only a RedisStore has aservers
+    if getattr(store, "kind", "") == "postgresql":
+        from headgate.inspection.postgresql_server import of_postgresql
+
+        yield from of_postgresql(store)  # type: ignore[arg-type]  # only a PostgreSQLStore is of that kind
+
+
+def _key_of_each_server(store: Any) -> dict[str, str]:
+    """A new key that lies at each server, by the name of the server; one key without a name where there is only one."""
+    mark = f"doctor:{secrets.token_hex(8)}"
+    if not getattr(store, "partitioned", False):
+        return {"": mark}
+    from headgate.redis.servers import server_name
+
+    executor = store.sync_executor()
+    try:
+        executor.warm_up(1)  # finds the servers
+    except Exception:  # trying the limiter says why
+        return {"": mark}
+    found: dict[str, str] = {}
+    for number in range(KEYS_TRIED):
+        address = executor.server_of(store.partition(f"{mark}:{number}"))
+        if address is not None:
+            found.setdefault(server_name(address), f"{mark}:{number}")
+    return found or {"": mark}
+
+
+def _rights(store: Store, key: str, server: str) -> Iterator[Finding]:
+    """Try all that a limiter does."""
     limiter = Limiter("10/second", store=store, name="doctor", on_store_error="raise")
-    done = "try_acquire"
+    check, done = f"{server} limiters".strip(), "try_acquire"
     try:
         limiter.try_acquire(key, 2)
         done = "peek"
@@ -70,23 +101,25 @@ def _rights(store: Store) -> Iterator[Finding]:
         done = "reset"
         limiter.reset(key)
     except HeadgateError as error:
-        yield Finding("limiters", "problem", f"{done} failed: {_cause(error)}")
+        yield Finding(check, "problem", f"{done} failed: {_cause(error)}")
         return
-    yield Finding("limiters", "ok", "try_acquire, peek, refund and reset work")
+    yield Finding(check, "ok", "try_acquire, peek, refund and reset work")
+
+
+def _coordination(store: Store) -> Finding:
+    """Try what a semaphore does, where the store has such."""
     try:
-        with Semaphore(key, limit=1, store=store, lease=5.0).acquire(timeout=1.0):
-            pass
+        with Semaphore(f"doctor:{secrets.token_hex(8)}", limit=1, store=store, lease=5.0).acquire(timeout=1.0):
+            return Finding("locks and queues", "ok", "a semaphore was acquired and released")
     except (HeadgateError, OSError) as error:
-        yield Finding("locks and queues", "problem", f"a semaphore cannot be acquired: {_cause(error)}")
-    except (TypeError, ValueError) as error:
-        yield Finding("locks and queues", "unknown", f"not for this store: {error}")
-    else:
-        yield Finding("locks and queues", "ok", "a semaphore was acquired and released")
+        return Finding("locks and queues", "problem", f"a semaphore cannot be acquired: {_cause(error)}")
+    except (TypeError, ValueError):
+        return Finding("locks and queues", "unknown", "this store is for limiters alone; locks need Redis or memory")
 
 
-def _latency(store: Store) -> Iterator[Finding]:
+def _latency(store: Store, key: str, server: str) -> Iterator[Finding]:
     limiter = Limiter("1000000/second", store=store, name="doctor", on_store_error="raise")
-    key, took = f"doctor:{secrets.token_hex(8)}", []
+    check, took = f"{server} latency".strip(), []
     try:
         for _ in range(CALLS):
             begun = time.perf_counter()
@@ -94,11 +127,11 @@ def _latency(store: Store) -> Iterator[Finding]:
             took.append(time.perf_counter() - begun)
         limiter.reset(key)
     except HeadgateError as error:
-        yield Finding("latency", "problem", f"call {len(took) + 1} of {CALLS} failed: {_cause(error)}")
+        yield Finding(check, "problem", f"call {len(took) + 1} of {CALLS} failed: {_cause(error)}")
         return
     cuts = quantiles(took, n=100)
     state: FindingState = "ok" if cuts[98] < SLOW else "warning" if cuts[98] < TOO_SLOW else "problem"
-    yield Finding("latency", state, f"p50 {cuts[49] * 1000:.3f} ms, p99 {cuts[98] * 1000:.3f} ms of {CALLS} checks")
+    yield Finding(check, state, f"p50 {cuts[49] * 1000:.3f} ms, p99 {cuts[98] * 1000:.3f} ms of {CALLS} checks")
 
 
 def _of_health(store: Store) -> Iterator[Finding]:
@@ -112,81 +145,21 @@ def _of_health(store: Store) -> Iterator[Finding]:
         yield Finding("health", "warning", problem)
 
 
-def _of_servers(store: Any) -> list[Finding]:
-    async def ask() -> Any:
-        try:
-            return await store.aservers(5.0)
-        finally:
-            await store.aclose()
-
-    found: list[Finding] = []
-    for server in asyncio.run(ask()):
-        if not server.up:
-            found.append(Finding(server.server, "problem", server.problem))
-            continue
-        found += [
-            Finding(f"{server.server} {check}", state, detail)
-            for check, state, detail in of_info(server.info, time.time())
-        ]
-    return found
+def _together(stores: list[Store]) -> Iterator[Finding]:
+    """Whether the stores decide as one: a majority of them, or of two the first that answers."""
+    agree: Agree = "majority" if len(stores) > 2 else "first"
+    if len(stores) == 2:
+        yield Finding("majority", "warning", "of two stores it needs both: name three, or use agree='first'")
+    try:
+        store, _ = open_store(stores, None, {}, agree)
+    except ValueError as error:
+        yield Finding(agree, "problem", str(error))
+        return
+    yield from _rights(store, f"doctor:{secrets.token_hex(8)}", agree)
 
 
-def of_info(info: dict[str, str], now: float) -> Iterator[Finding]:
-    """What the INFO of a Redis server says; fields that it hides are unknown."""
-    version = info.get("redis_version", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    name = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
-    if not numbers:
-        yield Finding("version", "unknown", "it does not say")
-    else:
-        yield Finding("version", "ok" if numbers >= OLDEST else "problem", f"{name}; 6.2 or newer is needed")
-    yield _eviction(info)
-    yield _persistence(info)
-    yield _memory(info)
-    role = info.get("role", "")
-    replicas = info.get("connected_slaves")
-    if not role or replicas is None:
-        yield Finding("replicas", "unknown", "it does not say")
-    elif role != "master":
-        yield Finding("replicas", "problem", "it is a replica, which takes no writes")
-    else:
-        yield Finding("replicas", "ok", f"{replicas}; without one an outage of the server is one of the limits")
-    if "server_time_usec" not in info:
-        yield Finding("clock", "unknown", "it does not say")
-    else:
-        skew = int(info["server_time_usec"]) / 1_000_000 - now
-        yield Finding("clock", "ok" if abs(skew) <= SKEW else "warning", f"{skew:+.3f} s beside this host's")
-
-
-def _eviction(info: dict[str, str]) -> Finding:
-    policy = info.get("maxmemory_policy")
-    if policy is None:
-        return Finding("eviction", "unknown", "it does not say")
-    if policy == "noeviction" or info.get("maxmemory") == "0":
-        return Finding("eviction", "ok", f"{policy}, maxmemory {info.get('maxmemory_human', 'unknown')}")
-    return Finding("eviction", "warning", f"{policy}: it may forget limits that are in use; set noeviction")
-
-
-def _persistence(info: dict[str, str]) -> Finding:
-    if "aof_enabled" not in info:
-        return Finding("persistence", "unknown", "it does not say")
-    if info["aof_enabled"] == "1":
-        state: FindingState = "ok" if info.get("aof_last_write_status", "ok") == "ok" else "problem"
-        return Finding("persistence", state, f"append-only file, last write {info.get('aof_last_write_status', 'ok')}")
-    if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding("persistence", "problem", "the last snapshot failed, after which Redis may refuse writes")
-    return Finding("persistence", "warning", "no append-only file: a restart loses what the last snapshot has not")
-
-
-def _memory(info: dict[str, str]) -> Finding:
-    if "used_memory" not in info or "maxmemory" not in info:
-        return Finding("memory", "unknown", "it does not say")
-    used, most = int(info["used_memory"]), int(info["maxmemory"])
-    if not most:
-        return Finding("memory", "ok", f"{used:,} bytes in use, no maxmemory")
-    share = used / most
-    state: FindingState = "problem" if share > FULL else "warning" if share > ALMOST_FULL else "ok"
-    return Finding("memory", state, f"{used:,} of {most:,} bytes in use ({share:.0%})")
+def _name(store: Store) -> str:
+    return str(getattr(store, "display_name", None) or store)
 
 
 def _cause(error: BaseException) -> str:

@@ -39,8 +39,8 @@ class Rate(NamedTuple):
 def read_metrics(url: str, token: str | None = None) -> Reading:
     """Ask the service at *url*; raises OSError if it does not answer, ValueError if it is no headgate."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"the URL of a service is such as http://127.0.0.1:8080, got {url!r:.80}")
+    if not url.startswith(("http://", "https://")) or "@" in url:
+        raise ValueError("the URL of a service is such as http://127.0.0.1:8080; a token goes into HEADGATE_TOKEN")
     request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=headers)
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         return parse(answer.read().decode(), monotonic())

@@ -1,6 +1,7 @@
 """Jobs at the pace of a limit: a job queue runs each job at its slot, in order, with one reschedule and no retry.
 
 job_slots.py  JobSlots: when a job may start, for any queue
+turns.py      threads that book at the same moment keep their order
 celery.py     a base class of Celery tasks
 dramatiq.py   a Dramatiq middleware
 taskiq.py     a dependency of taskiq tasks

@@ -27,12 +27,13 @@ AnyLimiter = TypeVar("AnyLimiter", Limiter, AsyncLimiter)
 class SlotsOfJobs(Generic[AnyLimiter]):
     """What both share.
 
-    limiter    a bucket: token_bucket, gcra or leaky_bucket, on a store that all workers share
-    key        whose limit: a text, or a function of the job's arguments
-    permits    what a job spends
-    within     seconds; a job whose slot would be later comes back when it may be booked, in no order
-    grace      seconds that a slot holds for a worker that is late; then the job is booked anew, behind the others
-    max_delay  seconds for which the queue may hold a job; then it asks again, and keeps its slot
+    Args:
+        limiter: a bucket: token_bucket, gcra or leaky_bucket, on a store that all workers share
+        key: whose limit: a text, or a function of the job's arguments
+        permits: what a job spends
+        within: seconds; a job whose slot would be later comes back when it may be booked, in no order
+        grace: seconds that a slot holds for a worker that is late; then the job is booked anew, behind the others
+        max_delay: seconds for which the queue may hold a job; then it asks again, and keeps its slot
     """
 
     def __init__(
@@ -71,15 +72,25 @@ class JobSlots(SlotsOfJobs[Limiter]):
     """The slots of jobs, for queues whose workers are threads or processes."""
 
     def delay(self, id: str, args: Any = (), kwargs: Any = None) -> float:
-        """Seconds after which the job has to come again; 0.0: it may start now. *id* names one attempt of one job."""
+        """Seconds after which the job has to come again; 0.0: it may start now.
+
+        Args:
+            id: names one attempt of one job
+            *args: the job's
+            **kwargs: the job's
+        """
+        nap, delay = self.book(id, args, kwargs)
+        time.sleep(nap)
+        return delay
+
+    def book(self, id: str, args: Any = (), kwargs: Any = None) -> tuple[float, float]:
+        """Seconds to sleep in the worker before the job starts, and those of `delay`: one of them is 0.0, or both."""
         key = self.key_of(args, kwargs or {})
         try:
             slot = self.limiter.book(key, id, self.permits, within=self.within, grace=self.grace)
         except RateLimited as error:
-            return self.delay_after(error)
-        nap, delay = self.delay_of(slot)
-        time.sleep(nap)
-        return delay
+            return 0.0, self.delay_after(error)
+        return self.delay_of(slot)
 
 
 class AsyncJobSlots(SlotsOfJobs[AsyncLimiter]):
@@ -87,11 +98,15 @@ class AsyncJobSlots(SlotsOfJobs[AsyncLimiter]):
 
     async def delay(self, id: str, args: Any = (), kwargs: Any = None) -> float:
         """Seconds after which the job has to come again; 0.0: it may start now. *id* names one attempt of one job."""
+        nap, delay = await self.book(id, args, kwargs)
+        await asyncio.sleep(nap)
+        return delay
+
+    async def book(self, id: str, args: Any = (), kwargs: Any = None) -> tuple[float, float]:
+        """Seconds to sleep in the worker before the job starts, and those of `delay`: one of them is 0.0, or both."""
         key = self.key_of(args, kwargs or {})
         try:
             slot = await self.limiter.book(key, id, self.permits, within=self.within, grace=self.grace)
         except RateLimited as error:
-            return self.delay_after(error)
-        nap, delay = self.delay_of(slot)
-        await asyncio.sleep(nap)
-        return delay
+            return 0.0, self.delay_after(error)
+        return self.delay_of(slot)

@@ -26,7 +26,7 @@ from headgate.postgresql.connection import (
     Waiting,
     hosts_to_resolve,
 )
-from headgate.postgresql.statements import ReadyStatement, StatementMaker, answers
+from headgate.postgresql.statements import LoneStatement, StatementMaker, answers
 from headgate.postgresql.sync_client import check_speed
 from headgate.postgresql.url import PostgresURL
 from headgate.stores.batching import Batches, PendingCall, ServerTimeout, fail
@@ -189,7 +189,7 @@ class PostgresTasks(PostgresExecutor):
     def __init__(self, url: PostgresURL, display_name: str, clock: Clock | None) -> None:
         super().__init__(url, display_name, clock)
         self.loop = asyncio.get_running_loop()
-        self.connections = PostgresBatches(url, self.statements)
+        self.connections: PostgresBatches = PostgresBatches(url, self.statements)
         self._lone = LoneStatements(url, self.statements)
         self._probes: set[asyncio.Task[None]] = set()
         self._loop_end: AsyncGenerator[None] | None = None
@@ -204,7 +204,7 @@ class PostgresTasks(PostgresExecutor):
 
     def answer(self, request: CallRequest) -> Coroutine[Any, Any, Any]:
         """Do what a plan (see `headgate._plan`) requests: have the call sent with the next batch."""
-        queue = self._lone if isinstance(request.asked[0], ReadyStatement) else self.connections
+        queue = self._lone if isinstance(request.asked[0], LoneStatement) else self.connections
         if request.counts_queue_time:
             return self._send_by(queue, request)
         return queue.send(request)  # the batch has the time-out

@@ -8,7 +8,8 @@
 {prefix}_decide   decide any number of calls, each with any number of quotas, in one step
 {prefix}_sweep    remove what is gone from a few pages, chosen at random; the two functions above call it
 
-The tables and the function of hybrid limiters are made with them: `headgate.hybrid.ledger_sql` has those.
+The tables and functions of slots and of hybrid limiters are made with them: `headgate.postgresql.booking_sql` and
+`headgate.hybrid.ledger_sql` have those.
 
 The tables are UNLOGGED: a decision waits for no disk, and a server that crashes comes back with empty ones.
 A row is locked before the clock is read, and rows are locked in the order of their keys. `{prefix}_check` first reads
@@ -21,10 +22,12 @@ import re
 
 from headgate.algorithms import ALGORITHMS, VARIANTS
 from headgate.algorithms.algorithm import AlgorithmSQL
+from headgate.postgresql import booking_sql
 
-VERSION = 2  # of the tables and functions; a change of any of them raises it
+VERSION = 4  # of the tables and functions; a change of any of them raises it
 LOG = ALGORITHMS["sliding_window"].sql.number
 TAKE, PEEK, REFUND, RESET, CHARGE = range(1, 6)  # operations
+SHARE = 8  # an operation has so many times the millionths of the capacity that a take leaves, its floor
 READ, LOCK, MAKE = range(3)  # what is done with a row first: only read, lock it if it is there, make it if it is not
 FOREIGN = "HG001"  # SQLSTATE: tables of that name are not ours, or of another version
 
@@ -40,10 +43,12 @@ def _chosen(part: str) -> str:
 _VARIABLES = """
   now_us bigint; a bigint; b bigint; c bigint; d bigint; kept_c bigint; gone bigint; x bigint; y bigint; asked bigint;
   spent bigint; left_permits bigint; full_us bigint; wait_us bigint; log_now bigint; entry record;
-  ok boolean; ahead boolean;
+  ok boolean; ahead boolean; share bigint; kept bigint;
 """
 
 _CLOCK = "coalesce(at, (date_part('epoch', clock_timestamp()) * 1000000)::bigint)"
+
+_RESERVE = "CASE WHEN share > 0 THEN ceil(n1::numeric * share / 1000000)::bigint ELSE 0 END"  # what a take leaves
 
 _TABLES = """
 CREATE TABLE {p}_version (version integer NOT NULL);
@@ -72,7 +77,7 @@ BEGIN
       FOR UPDATE SKIP LOCKED) old;  -- it waits for no other call, so it can be in no deadlock
     IF rows IS NOT NULL THEN
       DELETE FROM {rows} s WHERE s.ctid = ANY (rows);
-      DELETE FROM {parts} l WHERE l.key = ANY (keys);
+      {more}
     END IF;
   END LOOP;
 END $body$;
@@ -87,6 +92,9 @@ CREATE OR REPLACE FUNCTION {p}_check(
 DECLARE {variables}
   locked boolean := law = {LOG}; there boolean; kept_a bigint; kept_b bigint; kept_d bigint;
 BEGIN
+  share := op / {SHARE};
+  op := op % {SHARE};
+  kept := {reserve};
   LOOP
     IF locked THEN
       SELECT s.a, s.b, s.c, s.d INTO a, b, c, d FROM {p}_state s WHERE s.key = row_key FOR UPDATE;
@@ -104,10 +112,14 @@ BEGIN
     END IF;
     now_us := {clock};
     kept_a := a; kept_b := b; kept_c := c; kept_d := d;
-    asked := permits;
+    asked := permits + kept;
     ahead := false;
     {load}
     {evaluate}
+    IF kept > 0 AND ok THEN
+      asked := permits;
+      {evaluate}
+    END IF;
     EXIT WHEN op = {PEEK} OR NOT (ok OR ahead);
     spent := CASE WHEN ok THEN permits ELSE 0 END;
     {consume}
@@ -163,7 +175,8 @@ BEGIN
   END LOOP;
   now_us := {clock};
   FOR i IN 1..cardinality(sizes) LOOP
-    op := ops[i];
+    op := ops[i] % {SHARE};
+    share := ops[i] / {SHARE};
     first := last + 1;
     last := last + sizes[i];
     allowed := true;
@@ -187,7 +200,13 @@ BEGIN
         {load}
         IF step = 1 OR NOT allowed THEN
           asked := CASE WHEN step = 1 AND op IN ({TAKE}, {PEEK}) THEN permits[j] ELSE 0 END;
+          kept := CASE WHEN step = 1 THEN {reserve} ELSE 0 END;
+          asked := asked + kept;
           {evaluate}
+          IF kept > 0 AND ok THEN
+            asked := asked - kept;
+            {evaluate}
+          END IF;
           IF step = 1 THEN
             answer[4 * j - 3] := ok::integer;
             answer[4 * j] := wait_us;
@@ -232,7 +251,8 @@ DECLARE found_version integer; foreign_names text;
 BEGIN
   IF to_regclass('{p}_version') IS NULL THEN
     SELECT string_agg(name, ', ') INTO foreign_names
-    FROM unnest(ARRAY['{p}_state', '{p}_log', '{p}_ledger', '{p}_lease']) name WHERE to_regclass(name) IS NOT NULL;
+    FROM unnest(ARRAY['{p}_state', '{p}_log', '{p}_slot', '{p}_ledger', '{p}_lease']) name
+    WHERE to_regclass(name) IS NOT NULL;
     IF foreign_names IS NOT NULL THEN
       RAISE EXCEPTION 'the database has a table % that is not of headgate; choose another prefix', foreign_names
         USING ERRCODE = '{FOREIGN}';
@@ -271,21 +291,29 @@ def _fill(template: str, prefix: str, **more: str) -> str:
     """Put the names and the laws into *template*; the braces of its SQL are only those of names."""
     names = {"p": prefix, "version": VERSION, "LOG": LOG, "FOREIGN": FOREIGN, "variables": _VARIABLES, "clock": _CLOCK}
     names |= {"TAKE": TAKE, "PEEK": PEEK, "REFUND": REFUND, "RESET": RESET, "CHARGE": CHARGE, "READ": READ}
-    names |= {"MAKE": MAKE, "advice": ADVICE}
+    names |= {"MAKE": MAKE, "SHARE": SHARE, "reserve": _RESERVE, "advice": ADVICE}
     laws = {part: _chosen(part).replace("{log}", f"{prefix}_log") for part in ("load", "evaluate", "consume")}
     return template.format_map({**names, **laws, "tables": "{tables}", "functions": "{functions}", **more})
+
+
+def _sweep(name: str, rows: str, parts: str = "") -> str:
+    """The function that sweeps *rows*, and the *parts* that have their keys."""
+    more = f"DELETE FROM {parts} l WHERE l.key = ANY (keys);" if parts else ""
+    return _SWEEP.format_map({"sweep": name, "rows": rows, "more": more})
 
 
 def create_sql(prefix: str) -> str:
     """The statements that make everything that is not there yet; raises in the database if it is not ours."""
     from headgate.hybrid import ledger_sql  # it stands beside its Python twin
 
-    tables = _fill(_TABLES + ledger_sql.TABLES, prefix)
+    tables = _fill(_TABLES + booking_sql.TABLES + ledger_sql.TABLES, prefix)
     functions = [
-        _fill(_SWEEP, prefix, sweep=f"{prefix}_sweep", rows=f"{prefix}_state", parts=f"{prefix}_log"),
+        _sweep(f"{prefix}_sweep", f"{prefix}_state", f"{prefix}_log"),
+        _sweep(f"{prefix}_sweep_slots", f"{prefix}_slot"),
         _fill(_CHECK, prefix),
         _fill(_DECIDE, prefix),
-        _fill(_SWEEP, prefix, sweep=f"{prefix}_sweep_ledgers", rows=f"{prefix}_ledger", parts=f"{prefix}_lease"),
+        booking_sql.book_function(prefix, _VARIABLES, _CLOCK),
+        _sweep(f"{prefix}_sweep_ledgers", f"{prefix}_ledger", f"{prefix}_lease"),
         ledger_sql.sync_function(prefix, _CLOCK),
     ]
     return _fill(_CREATE, prefix).replace("{tables}", tables).replace("{functions}", "".join(functions))

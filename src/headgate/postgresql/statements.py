@@ -17,7 +17,7 @@ from headgate.keys import digest, label
 from headgate.postgresql import schema
 from headgate.postgresql.connection import Statement
 from headgate.rule import Rule, check_permits
-from headgate.stores.remote import LimiterCall, binding
+from headgate.stores.remote import LimiterCall, binding, share_of
 from headgate.stores.remote_joint import JointCall
 
 OPERATIONS = {
@@ -27,12 +27,23 @@ OPERATIONS = {
     "reset": schema.RESET,
     "charge": schema.CHARGE,
 }
-_LOCKS = {"take": schema.MAKE, "peek": schema.READ, "refund": schema.LOCK, "reset": schema.LOCK, "charge": schema.MAKE}
+_LOCKS = {
+    schema.TAKE: schema.MAKE,
+    schema.PEEK: schema.READ,
+    schema.REFUND: schema.LOCK,
+    schema.RESET: schema.LOCK,
+    schema.CHARGE: schema.MAKE,
+}
 SWEEP_EVERY = 16  # calls: then a page of the table is looked through for rows that are gone
 _INT4, _INT8, _TEXT = 23, 20, 25  # object ids of types
 _FOUR = struct.Struct(">20x" + "4xq" * 4)  # an array of four bigints, as an answer has it
 _ELEMENT = 12  # bytes of a bigint in an array, its length before it
 _HEAD = 20  # bytes before the elements of an array
+
+
+def operation(op: str) -> int:
+    """The number of an operation; that of a take has the share that it leaves above it."""
+    return OPERATIONS.get(op) or schema.TAKE + schema.SHARE * share_of(op)
 
 
 class Part(NamedTuple):
@@ -55,24 +66,24 @@ class LimiterStatements:
         self.numbers = [part.sql_arguments() for part in rule.parts]
         self._units = [Units(part.limit, 1, 1) for part in rule.parts]
         quotas = ",".join(str(quota).replace(" ", "") for quota in rule.quotas)
-        start = f"{rule.state_kind}:{label(rule.name)}:{quotas}:"
+        self.start = start = f"{rule.state_kind}:{label(rule.name)}:{quotas}:"
         self.patterns = [start] if self.quota_count == 1 else [f"{start}{at}:" for at in range(self.quota_count)]
-        self._name_of: Callable[[str], str] = digest if hash_keys else str
+        self.name_of: Callable[[str], str] = digest if hash_keys else str
         self._packed = [struct.pack(">i", self.law), *[struct.pack(">q", number) for number in self.numbers[0]]]
 
     def parts(self, call: LimiterCall) -> list[Part]:
         """The quotas of a call. Nothing is given back beyond the capacity, so more is as good as all."""
-        name = self._name_of(call.key)
+        name = self.name_of(call.key)
         pairs = zip(self.patterns, self.numbers, strict=True)
         return [Part(pattern + name, self.law, min(call.permits, n[0]), n) for pattern, n in pairs]
 
     def single(self, call: LimiterCall) -> list[bytes | None] | None:
         """The parameters of a call that decides one quota, without time and pages; None for any other call."""
-        if self.quota_count > 1 or call.op not in ("take", "peek"):
+        if self.quota_count > 1 or not call.op.startswith(("take", "peek")):
             return None
-        row = (self.patterns[0] + self._name_of(call.key)).encode()
+        row = (self.patterns[0] + self.name_of(call.key)).encode()
         law, *numbers = self._packed
-        return [struct.pack(">i", OPERATIONS[call.op]), law, row, struct.pack(">q", call.permits), *numbers]
+        return [struct.pack(">i", operation(call.op)), law, row, struct.pack(">q", call.permits), *numbers]
 
     def decision(self, reply: Sequence[int]) -> Decision:
         allowed, binds, remaining, reset, retry = binding(reply)
@@ -81,7 +92,7 @@ class LimiterStatements:
 
     def refunds(self, call: LimiterCall, reply: Sequence[int]) -> list[tuple[LimiterStatements, LimiterCall]]:
         """The calls that give back what *call* took, by its *reply*."""
-        return [(self, call._replace(op="refund"))] if call.op == "take" and all(reply[::4]) else []
+        return [(self, call._replace(op="refund"))] if call.op.startswith("take") and all(reply[::4]) else []
 
 
 class JointStatements:
@@ -136,24 +147,38 @@ class JointStatements:
         return [part for limiter, key, count in checks for part in limiter.parts(LimiterCall("take", key, count))]
 
 
-class ReadyStatement:
-    """A call that is a `Statement` already, and travels alone; it is answered by all numbers of its answer."""
+class LoneStatement:
+    """A call that travels alone; it is answered by all numbers of its answer."""
 
     quota_count = 1
 
-    def parts(self, call: Statement) -> list[Part]:
-        """It decides no quota."""
+    def parts(self, call: Any) -> list[Part]:
+        """It is in no statement with others."""
         return []
 
-    def single(self, call: Statement) -> None:
-        """It decides no quota."""
+    def single(self, call: Any) -> None:
+        """The same."""
 
-    def refunds(self, call: Statement, reply: Sequence[int]) -> list[tuple[LimiterStatements, LimiterCall]]:
+    def statement(self, call: Any, maker: StatementMaker) -> Statement:
+        raise NotImplementedError
+
+    def refunds(self, call: Any, reply: Sequence[int]) -> list[tuple[Any, Any]]:
+        """The calls that give back what *call* took, by its *reply*."""
+        raise NotImplementedError
+
+
+class ReadyStatement(LoneStatement):
+    """A call that is a `Statement` already."""
+
+    def statement(self, call: Statement, maker: StatementMaker) -> Statement:
+        return call
+
+    def refunds(self, call: Statement, reply: Sequence[int]) -> list[tuple[Any, Any]]:
         """Nothing is given back for a caller that is gone."""
         return []
 
 
-AnyStatements = LimiterStatements | JointStatements | ReadyStatement
+AnyStatements = LimiterStatements | JointStatements | LoneStatement
 Asked = tuple[AnyStatements, Any]  # a call, and what it is a call of
 
 
@@ -166,25 +191,31 @@ class StatementMaker:
         self._clock = clock
         self._unswept = 0
 
+    def now(self) -> bytes | None:
+        """The time as a parameter; None for the server's."""
+        return struct.pack(">q", self._clock.now()) if self._clock else None
+
+    def pages(self, calls: int) -> bytes:
+        """How many pages so many calls sweep, as a parameter."""
+        pages, self._unswept = divmod(self._unswept + calls, SWEEP_EVERY)
+        return struct.pack(">i", pages)
+
     def statement(self, asked: Sequence[Asked]) -> Statement:
         """One statement for all calls; `answers` reads its answer."""
-        if isinstance(asked[0][0], ReadyStatement):
-            ready: Statement = asked[0][1]
-            return ready
-        now = struct.pack(">q", self._clock.now()) if self._clock else None
-        self._unswept += len(asked)
-        pages, self._unswept = divmod(self._unswept, SWEEP_EVERY)
-        swept = struct.pack(">i", pages)
+        lone = asked[0][0]
+        if isinstance(lone, LoneStatement):
+            return lone.statement(asked[0][1], self)
+        now, swept = self.now(), self.pages(len(asked))
         if len(asked) == 1:
             statements, call = asked[0]
             single = statements.single(call)
             if single is not None:
                 return Statement(*self._check, [now, *single, swept])
-        calls = [(call.op, statements.parts(call)) for statements, call in asked]
+        calls = [(operation(call.op), statements.parts(call)) for statements, call in asked]
         locks: dict[str, int] = {}
         for op, parts in calls:
             for part in parts:
-                lock = schema.LOCK if part.law == schema.LOG and op == "peek" else _LOCKS[op]
+                lock = schema.LOCK if part.law == schema.LOG and op == schema.PEEK else _LOCKS[op % schema.SHARE]
                 locks[part.row] = max(locks.get(part.row, 0), lock)
         rows = sorted(locks, key=str.encode)  # all callers lock in the same order, so that none waits in a ring
         places = {row: place for place, row in enumerate(rows, start=1)}
@@ -193,7 +224,7 @@ class StatementMaker:
             now,
             texts(rows),
             integers([locks[row] for row in rows]),
-            integers([OPERATIONS[op] for op, _ in calls]),
+            integers([op for op, _ in calls]),
             integers([len(parts) for _, parts in calls]),
             integers([places[part.row] for part in flat]),
             integers([part.law for part in flat]),
@@ -210,7 +241,7 @@ def answers(asked: Sequence[Asked], value: bytes) -> list[tuple[int, ...] | list
         return [_FOUR.unpack(value)]
     count = (len(value) - _HEAD) // _ELEMENT
     numbers = struct.unpack(">20x" + "4xq" * count, value) if count > 0 else ()
-    if isinstance(asked[0][0], ReadyStatement):
+    if isinstance(asked[0][0], LoneStatement):
         return [numbers]
     found: list[tuple[int, ...] | list[int]] = []
     at = 0

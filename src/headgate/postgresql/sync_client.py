@@ -140,7 +140,7 @@ class PostgresThreads(PostgresExecutor):
     def after_fork(self) -> None:
         """Forget the connections, which are the parent's."""
         self.connections = PostgresConnections(self.url)
-        self._breaker = Breaker(self._display_name)
+        self._breaker = Breaker(self._display_name, on_open=self.calls.open)
         self.closed = False
 
     def answer(self, request: CallRequest) -> Any:

@@ -18,7 +18,7 @@ Words for time, in this package:
 from __future__ import annotations
 
 import builtins
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ from headgate.redis.servers import unlink_prefix
 from headgate.redis.topology import ServerCommand, Topology, Unreached, topology
 from headgate.redis.url import RETRY_PAUSE, Address, RedisURL
 from headgate.stores.breaker import Breaker
+from headgate.telemetry.tally import StoreCalls
+from headgate.telemetry.watching import Watched
 
 # What counts as no answer: silence, and a Cluster that still says at the deadline that it is down.
 NO_REPLY_ERRORS = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, OSError)
@@ -87,11 +89,13 @@ class Executor:
         self._url = url  # None: a client was handed in
         self._display_name = display_name
         self._retry = RetryPolicy(url.retries, url.retry_pause) if url else RetryPolicy()
+        self.calls = StoreCalls()
+        self.watched: Watched | None = None
         self._forget_servers()
 
     def _forget_servers(self) -> None:
         self._topology = topology(self._url)
-        self._breaker = Breaker(self._display_name, TIMEOUTS)
+        self._breaker = Breaker(self._display_name, TIMEOUTS, self.calls.open)
         self._breakers: dict[Address | None, Breaker] = {}  # one for each server, where keys lie at different ones
 
     def plan(self, script: Script, call: Any, time_limit: float | None) -> Generator[Request, Any, Any]:
@@ -100,7 +104,9 @@ class Executor:
         if topology.partitioned:
             slot = script.slot(call.key)
             breaker = self._breaker_of(topology.address(slot))
+        calls = self.calls
         if breaker.open:
+            calls.skip()
             self.start_probe(breaker, slot)
             raise Unreached(f"{breaker.server} does not answer: {breaker.last_error}")
         begun = monotonic()
@@ -109,11 +115,17 @@ class Executor:
         try:
             reply = yield from _attempts(topology, script, call, slot, begun + seconds, shortened, self._retry)
         except ConnectionsExhausted:
+            calls.fail(begun)
             raise  # the server did not fail
         except NO_REPLY_ERRORS as error:
+            calls.fail(begun)
             if breaker.failed(error, begun, self.timeout if shortened else 0.0):
                 self.start_probe(breaker, slot)
             raise
+        except RedisError:
+            calls.fail(begun, refused=True)
+            raise
+        calls.answer(begun)
         if breaker.failures:
             breaker.answered()
         return reply
@@ -122,8 +134,25 @@ class Executor:
         """Remove every key that starts with *prefix* and a colon; returns how many. Past the breaker, not atomic."""
         return unlink_prefix(self._topology, prefix, self.timeout)
 
+    def server_of(self, slot: int) -> Address | None:
+        """The server that decides about the keys of *slot*; None as long as no call has found it."""
+        return self._topology.address(slot)
+
     def breakers(self) -> list[Breaker]:
         return list(self._breakers.values()) if self._topology.partitioned else [self._breaker]
+
+    def connection_counts(self) -> dict[str, int]:
+        """Connections in use and idle, and callers that wait for one."""
+        servers = self.connections()
+        return {
+            "in_use": sum(server.in_use() for server in servers),
+            "idle": sum(server.idle() for server in servers),
+            "waiting": sum(server.waiting for server in servers),
+        }
+
+    def connections(self) -> Sequence[Any]:
+        """The connections of each server."""
+        raise NotImplementedError
 
     def start_probe(self, breaker: Breaker, slot: int) -> None:
         """Look for the server of *slot* in the background, unless a probe does so already."""
@@ -133,7 +162,7 @@ class Executor:
         breaker = self._breakers.get(address)
         if breaker is None:
             name = f"{address.host}:{address.port}" if address else self._display_name
-            breaker = self._breakers.setdefault(address, Breaker(name, TIMEOUTS))
+            breaker = self._breakers.setdefault(address, Breaker(name, TIMEOUTS, self.calls.open))
         return breaker
 
 

@@ -36,11 +36,11 @@ def pack(*arguments: str | int) -> bytes:
     return b"*%d\r\n" % len(arguments) + pack_arguments(*arguments)
 
 
-def pack_arguments(*arguments: str | int) -> bytes:
+def pack_arguments(*arguments: str | int | bytes) -> bytes:
     """The arguments of a command, without the count that comes before them."""
     packed = b""
     for argument in arguments:
-        encoded = str(argument).encode()
+        encoded = argument if isinstance(argument, bytes) else str(argument).encode()
         packed += b"$%d\r\n%b\r\n" % (len(encoded), encoded)
     return packed
 
@@ -304,7 +304,7 @@ class LuaScript:
         self._evalsha = pack_arguments("EVALSHA", self.sha)
         self._eval = pack_arguments("EVAL", source)
 
-    def call(self, keys: Sequence[str], *arguments: str | int) -> ScriptCall:
+    def call(self, keys: Sequence[str], *arguments: str | int | bytes) -> ScriptCall:
         """A call with these keys, all with one hash tag, and these arguments."""
         return ScriptCall(keys[0], pack_arguments(len(keys), *keys, *arguments), 1 + len(keys) + len(arguments))
 

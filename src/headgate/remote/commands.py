@@ -1,6 +1,8 @@
 """A limiter's calls as the command HEADGATE.LIMIT, which carries the rule: the service needs to know no limiter before.
 
 HEADGATE.LIMIT take|peek|refund|charge|reset RULE key permits
+HEADGATE.LIMIT take RULE key permits share
+HEADGATE.LIMIT book|cancel RULE key permits id within grace
 HEADGATE.LIMIT all RULE key permits [RULE key permits ...]
 HEADGATE.LIMIT ready
 
@@ -8,6 +10,10 @@ RULE is a text, ``algorithm|quotas|name``, such as ``token_bucket|100/minute,100
 text, so a service recognises a rule by its bytes alone. Take, peek and all are answered with `REPLY_SIZE` integers for
 each check: allowed (1 or 0), limit, remaining, microseconds until the key is as good as new, microseconds after which
 a retry succeeds. The others are answered with OK.
+
+*share* is what a call leaves, in millionths of the capacity. A booking, whose times are microseconds, is answered with
+nine integers: 0 denied, 1 booked or 2 known; when the slot is and the service's time, in microseconds since the epoch;
+its permits; and the five of how the quotas stand. To cancel is answered with one: whether the permits are given back.
 """
 
 from __future__ import annotations
@@ -16,11 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headgate.algorithms.booking import BOOKED, Booked, Booking
 from headgate.decision import Decision, decision
 from headgate.keys import digest
 from headgate.redis.script import REPLY_SIZE, pack, pack_arguments, pack_permits
 from headgate.rule import Rule, check_permits
-from headgate.stores.remote import LimiterCall
+from headgate.stores.remote import LimiterCall, share_of
 from headgate.stores.remote_joint import JointCall
 
 COMMAND = "HEADGATE.LIMIT"
@@ -29,6 +36,7 @@ OPERATIONS = ("take", "peek", "refund", "charge", "reset")
 MAX_CHECKS = 20  # of several limiters in one command; a command has at most 64 words
 MAX_QUOTAS = 32  # of one rule
 UNSURE = "UNSURE"  # how the error begins of a call that the store of the service may have made or not
+UNFIT = "UNFIT"  # and of one that a service with this store, or with leases, cannot make
 
 
 def rule_text(rule: Rule) -> str:
@@ -64,6 +72,7 @@ class LimiterCommands:
         self.label = rule.label
         self.packed_rule = pack_arguments(rule_text(rule))
         self._starts = {op: b"*5\r\n" + pack_arguments(COMMAND, op) + self.packed_rule for op in OPERATIONS}
+        self._above = b"*6\r\n" + pack_arguments(COMMAND, "take") + self.packed_rule
 
     def slot(self, key: str) -> int:
         """A service has no slots."""
@@ -73,7 +82,10 @@ class LimiterCommands:
         """The command of one call."""
         [call] = calls
         key = self.name_of(call.key).encode()
-        return b"%b$%d\r\n%b\r\n%b" % (self._starts[call.op], len(key), key, pack_permits(call.permits))
+        start, end = self._starts.get(call.op), b""
+        if start is None:
+            start, end = self._above, pack_arguments(share_of(call.op))
+        return b"%b$%d\r\n%b\r\n%b%b" % (start, len(key), key, pack_permits(call.permits), end)
 
     def decision(self, reply: Any) -> Decision:
         allowed, limit, remaining, reset, retry = reply
@@ -81,7 +93,39 @@ class LimiterCommands:
 
     def refunds(self, call: LimiterCall, reply: Any) -> list[tuple[Any, LimiterCall]]:
         """The calls that give back what *call* took, by its *reply*."""
-        return [(self, call._replace(op="refund"))] if call.op == "take" and reply[0] == 1 else []
+        return [(self, call._replace(op="refund"))] if call.op.startswith("take") and reply[0] == 1 else []
+
+
+class BookingCommands:
+    """The bookings of one limiter as commands, and its resets, which forget slots too."""
+
+    repeatable = True  # a booking has an id, and a second one of that id takes nothing
+    mergeable = False
+
+    def __init__(self, limiter: LimiterCommands) -> None:
+        self.quota_count = limiter.quota_count
+        self._limiter = limiter
+
+    def slot(self, key: str) -> int:
+        """A service has no slots of a Cluster."""
+        return 0
+
+    def command(self, calls: Sequence[Booking], send_source: bool = False) -> bytes:
+        """The command of one call."""
+        [call] = calls
+        if call.op == "reset":
+            return self._limiter.command([LimiterCall("reset", call.key, 1)])
+        key = self._limiter.name_of(call.key)
+        words = pack_arguments(key, call.permits, call.id, call.within, call.grace)
+        return b"*8\r\n" + pack_arguments(COMMAND, call.op) + self._limiter.packed_rule + words
+
+    def booked(self, reply: Sequence[int], within: int) -> Booked:
+        outcome, at, now, permits, *numbers = reply
+        return Booked(outcome, at, now, permits, self._limiter.decision(numbers))
+
+    def refunds(self, call: Booking, reply: Any) -> list[tuple[Any, Booking]]:
+        """A booking whose caller is gone is cancelled."""
+        return [(self, call._replace(op="cancel"))] if call.op == "book" and reply[0] == BOOKED else []
 
 
 class JointCommands:

@@ -11,8 +11,10 @@ import gzip
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -20,8 +22,15 @@ LogFormat = Literal["combined", "json", "csv"]
 Request = tuple[int, object] | None
 
 COMBINED_FIELDS = ("address", "user", "time", "method", "path", "status", "size", "referer", "agent")
-_COMBINED = re.compile(rb'(\S+) \S+ (\S+) \[([^\]]+)\] "(\S*) ?([^ "]*)[^"]*" (\d+|-) (\d+|-)(?: "([^"]*)" "([^"]*)")?')
+_TEXT = rb'(?:[^"\\]|\\.)*'  # between quotes; Apache escapes those of a client
+_COMBINED = re.compile(
+    rb'(\S+) \S+ (\S+) \[([^\]]+)\] "(\S*) ?([^ "]*)' + _TEXT + rb'" (\d+|-) (\d+|-)'
+    rb'(?: "(' + _TEXT + rb')" "(' + _TEXT + rb')")?'
+)
 _ADDRESS = re.compile(rb"(\S+) \S+ \S+ \[([^\]]+)\]")  # all that most replays need
+
+GZIP, BYTE_ORDER_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+GUESSED_BY = 20  # lines; the first ones may be broken
 
 TIMES = ("time", "timestamp", "@timestamp", "ts", "time_iso8601", "time_local", "msec", "datetime", "date")
 ADDRESSES = ("address", "remote_addr", "client_ip", "ip", "remote_ip", "client", "remote_address", "host")
@@ -31,11 +40,15 @@ class BadLog(ValueError):
     """A file is no log of that format, or has no such field; the text says which there are."""
 
 
-def open_log(path: Path) -> IO[bytes]:
-    """The file as bytes, unpacked if it ends in .gz; ``-`` is standard input."""
-    if str(path) == "-":
-        return sys.stdin.buffer
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]  # as good as IO
+@contextmanager
+def open_log(path: Path) -> Iterator[IO[bytes]]:
+    """The file as bytes, unpacked if it is of gzip, whatever its name; ``-`` is standard input."""
+    with sys.stdin.buffer if str(path) == "-" else path.open("rb") as opened:
+        if opened.peek(2)[:2] != GZIP:  # type: ignore[union-attr]  # both are buffered readers
+            yield opened
+            return
+        with gzip.open(opened) as unpacked:
+            yield unpacked  # type: ignore[misc]  # as good as IO
 
 
 class LineReader:
@@ -47,18 +60,21 @@ class LineReader:
 
     def requests(self, path: Path, lines: IO[bytes]) -> Iterator[Request]:
         """The requests of a file, a None for each line that is none."""
-        first = next((line for line in lines if line.strip()), b"")
-        if not first:
+        head = list(islice((line for line in lines if line.strip()), GUESSED_BY))
+        if not head:
             return iter(())
-        rest = _chain(first, lines)
-        match self.format or guess_format(first):
+        head[0] = head[0].removeprefix(BYTE_ORDER_MARK)
+        form = self.format or guess_format(head)
+        first = next((line for line in head if guess_format([line]) == form), head[0])
+        rest = chain(head, lines)
+        match form:
             case "combined":
                 return self._combined(path, first, rest)
             case "json":
                 return self._records(path, _json_records(rest), self._parse(path, first))
             case _:
-                table = csv.DictReader(line.decode("utf-8", "replace") for line in rest)
-                return self._records(path, table, dict.fromkeys(table.fieldnames or ()))
+                table = csv.DictReader(line.decode("utf-8", "replace").replace("\0", "") for line in rest)
+                return self._records(path, _csv_records(table), dict.fromkeys(_csv_header(path, table)))
 
     def _parse(self, path: Path, first: bytes) -> Mapping[str, Any]:
         found = _json(first)
@@ -98,7 +114,7 @@ class LineReader:
         if self.format == "csv" or not isinstance(next(iter(sample.values()), None), dict):
             missing = [name for name in (time_field, *fields_of(key)) if "." not in name and name not in sample]
             if missing:
-                raise BadLog(f"{path}: its first line has no {missing[0]!r}; it has {', '.join(sample)[:300]}")
+                raise BadLog(f"{path}: its first line has no {missing[0]!r}; it has {_listed(sample)}")
         name_of, moment = key_template(key, _nested), self._moment
         for record in records:
             time = None if record is None else moment(_nested(record, time_field))
@@ -113,11 +129,14 @@ class LineReader:
         return self._moments[given]
 
 
-def guess_format(first: bytes) -> LogFormat:
-    """The format of a log whose first line is this."""
-    if first.lstrip().startswith(b"{"):
-        return "json"
-    return "combined" if _ADDRESS.match(first) else "csv"
+def guess_format(head: Iterable[bytes]) -> LogFormat:
+    """The format of a log that begins with these lines: of the first that tells, else CSV."""
+    for line in head:
+        if line.lstrip().startswith(b"{"):
+            return "json"
+        if _ADDRESS.match(line):
+            return "combined"
+    return "csv"
 
 
 def microseconds(given: object) -> int | None:
@@ -131,7 +150,8 @@ def microseconds(given: object) -> int | None:
         for form in ("%d/%b/%Y:%H:%M:%S %z", None):
             try:
                 found = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
-                return round(found.timestamp() * 1_000_000) if found.tzinfo or form is None else None
+                # a time without a zone is taken as UTC: a report must not depend on the zone of the host
+                return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1_000_000)
             except ValueError:
                 pass
         try:
@@ -179,13 +199,13 @@ def _first_of(usual: Iterable[str], sample: Mapping[str, Any], path: Path, optio
     for name in usual:
         if name in sample:
             return name
-    raise BadLog(f"{path}: say --{option} FIELD: its lines have {', '.join(sample)[:300]}")
+    raise BadLog(f"{path}: say --{option} FIELD: its lines have {_listed(sample)}")
 
 
 def _json(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -194,6 +214,25 @@ def _json_records(lines: Iterable[bytes]) -> Iterator[dict[str, Any] | None]:
     return (_json(line) for line in lines if line.strip())
 
 
-def _chain(first: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
-    yield first
-    yield from lines
+def _csv_header(path: Path, table: csv.DictReader[str]) -> Sequence[str]:
+    try:
+        return table.fieldnames or ()
+    except csv.Error as error:
+        raise BadLog(f"{path}: its first line is no header of CSV: {error}") from error
+
+
+def _csv_records(table: csv.DictReader[str]) -> Iterator[dict[str, Any] | None]:
+    """The rows of a table; None for one that is no CSV, such as a field of a million letters."""
+    while True:
+        try:
+            yield next(table)
+        except csv.Error:
+            yield None
+        except StopIteration:
+            return
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The fields of a line as they may be shown in a terminal."""
+    text = ", ".join(names)
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:300]) or "none"

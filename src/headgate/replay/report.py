@@ -148,7 +148,7 @@ def as_text(found: dict[str, Any]) -> Iterator[str]:
     """The lines that a person reads."""
     yield f"{found['requests']:,} requests of {found['keys']:,} keys, {found['from']} to {found['to']}"
     for why, count in found["skipped"].items():
-        yield f"{count:,} lines left out: {why}"
+        yield f"{count:,} {'line' if count == 1 else 'lines'} left out: {why}"
     for title in ("against", "limit"):
         if title not in found:
             continue

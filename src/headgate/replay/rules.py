@@ -65,7 +65,8 @@ def rule_of_file(path: Path, name: str) -> ReplayRule:
     settings = read_file(path)
     known = settings.rules.get(name)
     if known is None:
-        raise ValueError(f"{path} has no rule {name!r:.80}; it has {', '.join(settings.rules) or 'none'}")
+        rules = ", ".join(settings.rules) or "none"
+        raise ValueError(f"{path} has no rule {name!r:.80}; it has {rules}: choose one with --rule")
     if known.concurrency is not None:
         raise ValueError(
             f"the rule {name!r} of {path} has slots and no quotas: a log does not say how long they were held"

@@ -6,6 +6,7 @@ processes, so lines may be out of order: they are sorted, and lines of one time 
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from headgate.errors import InvalidKey
 from headgate.keys import check_key
-from headgate.replay.logs import LineReader, open_log
+from headgate.replay.logs import BadLog, LineReader, open_log
 
 EVERY = 50_000  # lines between two reports of progress
 
@@ -65,13 +66,16 @@ class Traffic:
 
     def _number(self, name: object) -> int:
         text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-        try:
-            check_key(text)
-        except InvalidKey:
-            self._numbers[name] = -1
-            return -1
-        number = self._numbers[name] = len(self.names)
-        self.names.append(text)
+        number = self._numbers.get(text)  # readers of other formats give text where one gives bytes
+        if number is None:
+            try:
+                check_key(text)
+            except InvalidKey:
+                number = -1
+            else:
+                number = len(self.names)
+                self.names.append(text)
+        self._numbers[name] = self._numbers[text] = number
         return number
 
 
@@ -79,7 +83,10 @@ def read_traffic(paths: Iterable[Path], reader: LineReader, progress: Progress =
     """The requests of all files; raises `BadLog` if a file is no log that *reader* can read, and OSError."""
     traffic = Traffic()
     for path in paths:
-        with open_log(path) as lines:
-            traffic.add(reader.requests(path, lines), progress)
+        try:
+            with open_log(path) as lines:
+                traffic.add(reader.requests(path, lines), progress)
+        except (EOFError, zlib.error) as error:
+            raise BadLog(f"{path}: it is packed, and broken: {error}") from error
     traffic.sort()
     return traffic

@@ -58,11 +58,13 @@ from headgate.service.shared_counters import (
     BREAKER_OPEN,
     BREAKER_OPENED,
     COUNTERS_FILE,
+    IN_USE,
     KEYS,
     PROBLEMS,
     RELOAD_OK,
     RELOADED_AT,
     STOPPING,
+    WAITING,
     SharedCounters,
 )
 from headgate.service.store import make_store, update_connections, warm_up
@@ -77,6 +79,7 @@ logger = logging.getLogger("headgate.service")
 Handler = Callable[["App", Scope, HTTPProtocol], Awaitable[Response | None]]  # None: the handler has sent its response
 
 KEEP_ALIVE = 10  # seconds that a connection may send nothing before it is closed
+LAST_ANSWERS = 5  # seconds that clients have to read their answers, once a worker that stops has given the last one
 
 API = "/api/v1/rate-limit"
 ROUTES: dict[str, dict[str, Handler]] = {
@@ -199,13 +202,16 @@ class App:
     def __rsgi_del__(self, loop: asyncio.AbstractEventLoop) -> None:
         """After the last response: close the listeners, give leases back, and close the store."""
         self._ticker.cancel()
-        loop.run_until_complete(self.reloads.aclose())
-        loop.run_until_complete(close_listeners(self.listeners))
-        loop.run_until_complete(self.delivery.aclose())
-        loop.run_until_complete(self.redis.aclose())
-        loop.run_until_complete(self.http_connections.aclose())
-        loop.run_until_complete(self.hybrids.aclose())
-        loop.run_until_complete(self.store.aclose())
+        loop.run_until_complete(self._close())
+
+    async def _close(self) -> None:
+        await self.reloads.aclose()
+        await close_listeners(self.listeners)
+        await self.delivery.aclose()
+        await self.redis.aclose()
+        await self.http_connections.aclose()
+        await self.hybrids.aclose()
+        await self.store.aclose()
 
     async def __rsgi__(self, scope: Scope, protocol: HTTPProtocol) -> None:
         request_id = ""
@@ -269,26 +275,50 @@ class App:
         settings = config.settings
         if self._settings.workers > 1 and is_per_process(self.store):
             refuse_slots_apart(settings)
+        if settings.client_limits_hybrid:
+            self.hybrids.check_store()
         state = State(config, self.store, self.counters, self.hybrids)
         if config.domains:
             state.envoy = EnvoyRules(config.domains, settings.envoy, self.store, EnvoyMeter(self))
         state.rule_set.compile_known(self.hybrids.pairs())
-        self.hybrids.keep(state.rule_set.limiters())
         self.state, self.config = state, config
+        self.client_limits.follow_settings(settings.client_limits_hybrid)
+        self.keep_leases()
         self.sources.envoy_files = settings.envoy.files
         logging.getLogger("headgate").setLevel(config.settings.log_level.upper())
         self.debug = logger.isEnabledFor(logging.DEBUG)
 
+    def keep_leases(self) -> None:
+        """Give back the leases of limiters that are in use no more."""
+        self.hybrids.keep([*self.state.rule_set.limiters(), *self.client_limits.limiters()])
+
     async def _tick(self) -> None:
-        seconds = 0
+        seconds = idle = 0
         while True:
             await asyncio.sleep(1)
             seconds += 1
+            idle = idle + 1 if self.counters.header[STOPPING] and not self._answers_soon() else 0
+            if idle > LAST_ANSWERS:
+                await self._leave()
             try:
                 self._update(seconds)
                 await self.hybrids.count(self.worker_counters)
             except Exception:
                 logger.exception("Error in the periodic update of a worker")
+
+    def _answers_soon(self) -> bool:
+        """Whether a request waits for permits, is being read, or waits for the store."""
+        return bool(self.waiting or self.bodies.reading or self.gauges[IN_USE] or self.gauges[WAITING])
+
+    async def _leave(self) -> None:
+        """End this worker, as every request has its answer. granian would wait for clients that do not read theirs."""
+        logger.warning("Stopping: clients that have sent half a request, or do not read their answers, are cut off")
+        try:
+            await self._close()
+        except Exception:
+            logger.exception("Error in closing a worker")
+        logging.shutdown()
+        os._exit(0)
 
     def _update(self, seconds: int) -> None:
         """Once a second: update gauges, publish the most denied keys, look for a new file and for the main process."""

@@ -4,17 +4,23 @@
 store; its state is apart from that of the rules in the file. `client_limits` says how many such rules a worker keeps.
 When there is no room for another, those go that were not used for as long as their keys take to be as good as new, so
 that nothing is forgotten which counts; if there are none, the new rule is refused.
+
+With `client_limits_hybrid` a rule that leases can serve is decided from leases of the worker, as hybrid rules of the
+file are (`headgate.service.hybrid_rules`); the others ask the store as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from headgate.decision import Decision
 from headgate.keys import MAX_BYTES, digest
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.remote.commands import parse_rule
 from headgate.rule import Rule
+from headgate.service.lease_settings import rule_refusal
 from headgate.service.resolve import KeyedRule
 from headgate.service.settings import CLIENT_RULE, RuleSettings
 from headgate.stores.base import is_in_process, is_per_process
@@ -33,25 +39,37 @@ NOT_ALLOWED = (
 
 
 class ClientLimit(KeyedRule):
-    """The limiter of one rule; `direct` decides without awaiting, and is None on a store that needs a round trip."""
+    """The limiter of one rule.
 
-    __slots__ = ("direct", "idle_after", "limiter", "used_at")
+    `take_now` decides without awaiting on a store in the process, and where a lease suffices; else it gives what has to
+    be awaited. It is None where each check needs a round trip.
+    """
 
-    def __init__(self, rule: Rule, app: App) -> None:
+    __slots__ = ("idle_after", "in_process", "leased", "limiter", "take_now", "used_at")
+
+    def __init__(self, rule: Rule, app: App, leased: bool = False) -> None:
         settings = RuleSettings(on_store_error="raise")  # the policy is the client's
-        super().__init__(CLIENT_RULE, rule.kind, settings, app.counters.slot(f"{CLIENT_RULE} {rule.kind.upper()}"))
+        slot = app.counters.slot(f"{CLIENT_RULE} {rule.kind.upper()}")
+        super().__init__(CLIENT_RULE, rule.kind, settings, slot)
         name = NAMESPACE + rule.name
         if len(name.encode()) > MAX_BYTES:
             name = NAMESPACE + digest(rule.name)
         kind, start, store = rule.kind, rule.start, app.store
-        self.limiter = AsyncLimiter(
-            rule.quotas, algorithm=kind, start=start, store=store, name=name, on_store_error="raise"
-        )
-        self.direct: Limiter | None = None
-        if is_in_process(store):
-            self.direct = Limiter(
+        self.in_process = is_in_process(store)
+        self.leased = leased and start == "clock" and not rule_refusal(rule)
+        self.limiter: AsyncLimiter
+        self.take_now: Callable[[str, int], Decision | Awaitable[Decision]] | None = None
+        if self.leased:
+            hybrid = app.hybrids.get(name, kind, rule.quotas, "raise", "high", slot)
+            self.limiter, self.take_now = hybrid, hybrid.try_acquire_now
+        else:
+            self.limiter = AsyncLimiter(
                 rule.quotas, algorithm=kind, start=start, store=store, name=name, on_store_error="raise"
             )
+        if self.in_process:
+            self.take_now = Limiter(
+                rule.quotas, algorithm=kind, start=start, store=store, name=name, on_store_error="raise"
+            ).try_acquire
         self.idle_after = IDLE_PERIODS * max(recovery_us(quota) for quota in rule.quotas) / 1_000_000  # seconds
         self.used_at = monotonic()
 
@@ -63,6 +81,7 @@ class ClientLimits:
         self._app = app
         self._known: dict[bytes, ClientLimit] = {}
         self._probe: ClientLimit | None = None
+        self._leased = False  # client_limits_hybrid
 
     def __len__(self) -> int:
         return len(self._known)
@@ -73,6 +92,16 @@ class ClientLimits:
         if not most:
             raise ValueError(NOT_ALLOWED)
         return most
+
+    def follow_settings(self, leased: bool) -> None:
+        """Open all anew if client_limits_hybrid has changed; their states are other ones then."""
+        if leased != self._leased:
+            self._leased = leased
+            self._known.clear()
+
+    def limiters(self) -> Iterator[AsyncLimiter]:
+        """The limiters that are in use."""
+        return (limit.limiter for limit in self._known.values())
 
     def probe(self) -> ClientLimit:
         """A limit of no client, by which the service sees whether its store answers."""
@@ -96,15 +125,16 @@ class ClientLimits:
             self._drop_idle()
         if len(self._known) >= most:
             raise ValueError(f"{most} different limits of clients are in use, as many as client_limits allows")
-        found = self._known[text] = ClientLimit(rule, self._app)
+        found = self._known[text] = ClientLimit(rule, self._app, self._leased)
         return found
 
     def _drop_idle(self) -> None:
         store, now = self._app.store, monotonic()
         if is_in_process(store) and not is_per_process(store):
             return  # the files of a shared store stay
-        for text, limit in list(self._known.items()):
-            if now - limit.used_at > limit.idle_after:
-                del self._known[text]
-                if isinstance(store, MemoryStore):
-                    store.drop(limit.limiter.rule)
+        dropped = [text for text, limit in self._known.items() if now - limit.used_at > limit.idle_after]
+        for limit in [self._known.pop(text) for text in dropped]:
+            if isinstance(store, MemoryStore):
+                store.drop(limit.limiter.rule)
+        if self._leased:
+            self._app.keep_leases()

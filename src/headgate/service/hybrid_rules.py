@@ -60,16 +60,14 @@ class HybridLimiters:
         slot: int,
     ) -> AsyncHybridLimiter:
         """The limiter for these settings: the one that is there, with its leases, or a new one."""
-        if not isinstance(self._store, LeaseStore):
-            kind = kind_of(self._store)
-            raise ValueError(f"hybrid needs a server, and the service runs on a {kind} store; restart it with a Redis")
+        store = self.check_store()
         texts = tuple(str(quota) for quota in Rule(quotas, algorithm, name).quotas)
         identity = HybridIdentity(name, algorithm, texts, on_store_error, accuracy)
         found = self._open.get(identity)
         if found is None:
             limiter = AsyncHybridLimiter(
                 quotas,
-                store=self._store,
+                store=store,
                 algorithm=algorithm,
                 name=name,
                 on_store_error=on_store_error,
@@ -77,6 +75,13 @@ class HybridLimiters:
             )
             found = self._open[identity] = CountedLimiter(limiter, slot)
         return found.limiter
+
+    def check_store(self) -> LeaseStore:
+        """The store; raises ValueError if it keeps no leases."""
+        if not isinstance(self._store, LeaseStore):
+            kind = kind_of(self._store)
+            raise ValueError(f"hybrid needs a server, and the service runs on a {kind} store; restart it with a Redis")
+        return self._store
 
     def pairs(self) -> list[tuple[str, str]]:
         """The name and the algorithm of each limiter."""

@@ -9,14 +9,15 @@ import msgspec
 from msgspec import Meta
 
 from headgate.algorithms import ALGORITHMS
-from headgate.hybrid.protocol import quota_params
+from headgate.hybrid.protocol import LONGEST_SYNC, SHORTEST_SYNC, quota_params
 from headgate.rule import Rule
 from headgate.stores.base import SCHEMES, scheme_of
 
 if TYPE_CHECKING:
     from headgate.service.settings import RuleSettings, Settings
 
-Accuracy = Literal["high", "medium", "low"]
+AccuracyName = Literal["high", "medium", "low"]
+Accuracy = AccuracyName | Annotated[float, Meta(ge=SHORTEST_SYNC, le=LONGEST_SYNC)]
 
 
 class HybridSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -24,7 +25,9 @@ class HybridSettings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
     accuracy: Annotated[
         Accuracy,
-        Meta(description="lower: fewer round trips, and more of the limit may be on lease elsewhere"),
+        Meta(
+            description="high, medium (5 s), low (30 s), or seconds between two reports: fewer trips, slower to follow"
+        ),
     ] = "high"
 
 
@@ -65,7 +68,7 @@ def store_refusal(url: str) -> str:
     except ImportError:  # the error for a store whose package is missing comes later
         return ""
     return (
-        f"a hybrid rule saves round trips to a server, and the store is {scheme}; leave hybrid out, "
+        f"leases save round trips to a server, and the store is {scheme}; leave hybrid out, "
         "or set store to redis://host:port/db, redis+sentinel://..., redis+cluster://... or postgresql://..."
     )
 

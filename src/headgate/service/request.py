@@ -65,6 +65,7 @@ class BodyReader:
 
     def __init__(self) -> None:
         self.held = 0  # bytes
+        self.reading = 0  # bodies
 
     async def read(self, scope: Scope, protocol: HTTPProtocol) -> bytes:
         """The whole body. Refuses one that is too large, late or incomplete."""
@@ -75,6 +76,7 @@ class BodyReader:
         if length == 0:
             return b""
         parts: list[bytes] = []
+        self.reading += 1
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 await self._collect(protocol, parts)
@@ -82,6 +84,7 @@ class BodyReader:
             why = f"the body did not come within {BODY_SECONDS} s; nothing was spent"
             raise HTTPError(408, why, ("connection", "close")) from None
         finally:
+            self.reading -= 1
             self.held -= sum(map(len, parts))
         found = b"".join(parts)
         # granian ends the body in the same way when the client disconnects or sends broken chunks

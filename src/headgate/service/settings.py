@@ -25,7 +25,7 @@ from headgate.service.envoy_settings import (
     problems,
 )
 from headgate.service.lease_settings import (
-    Accuracy,
+    AccuracyName,
     Concurrency,
     HybridSettings,
     LeaseSeconds,
@@ -67,7 +67,7 @@ CHOICES = {
     "log_format": get_args(LogFormat),
     "counting": get_args(Counting),
     "scope": SCOPES,
-    "accuracy": get_args(Accuracy),
+    "accuracy": get_args(AccuracyName),
 }
 
 
@@ -135,6 +135,9 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     client_limits: Annotated[
         int, Meta(ge=0, le=100_000, description="limits that clients may bring along, with store headgate://; 0: none")
     ] = 0
+    client_limits_hybrid: Annotated[
+        bool, Meta(description="on Redis: decide limits of clients from leases, most checks without a round trip")
+    ] = False
     retries: Annotated[int | None, Meta(description="of a call to Redis, where it is safe to send it again")] = None
     application: Annotated[str, Meta(description="a label of every metric")] = ""
     trusted_proxies: Annotated[list[str], Meta(description="proxies whose forwarded headers are trusted")] = []
@@ -223,10 +226,14 @@ def explain(path: tuple[str | int, ...], why: str) -> str:
     """The error of msgspec about a value, with the choices that there are."""
     choices = next((CHOICES[part] for part in path if isinstance(part, str) and part in CHOICES), None)
     more = f"; use one of {', '.join(choices)}" if choices and "enum" in why else ""
-    if "`bool`" in why:
+    if "Expected `bool`" in why:
         more = "; write true or false"
+    if "Expected `int`" in why:
+        more = "; write a whole number"
     if path[-1:] == ("concurrency",) and "got" in why:
         more = "; write a number of slots, for example concurrency = 20"
+    if path[-1:] == ("accuracy",):
+        more = f"; use one of {', '.join(get_args(AccuracyName))}, or the seconds between two reports, from 0.5 to 300"
     if path[-1:] == ("hybrid",):
         more = '; write true, false or { accuracy = "medium" }'
     return why[:1].lower() + why[1:] + more
@@ -287,6 +294,8 @@ def check_store_of_rules(settings: Settings) -> None:
     This is not part of `check`: a file may leave the store to others.
     """
     why, why_no_slots = store_refusal(settings.store), concurrency_store_refusal(settings)
+    if settings.client_limits_hybrid and why:
+        raise BadSetting(("client_limits_hybrid",), why)
     for name, rule in settings.rules.items():
         if rule.hybrid and why:
             raise BadSetting(("rules", name, "hybrid"), why)

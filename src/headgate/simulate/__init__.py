@@ -5,6 +5,7 @@
 fleet.py     the fleet with leases, and the naive design for comparison
 regions.py   a fleet in several regions
 scenario.py  what happens to a fleet, and the outcome
+traces.py    how calls come over time
 plot.py      a picture of outcomes
 __main__.py  the command line
 """

@@ -10,10 +10,10 @@ import sys
 from time import monotonic
 from typing import NoReturn
 
-from headgate.hybrid.protocol import PROFILES
 from headgate.simulate.fleet import naive, simulate
 from headgate.simulate.plot import write
 from headgate.simulate.scenario import Scenario
+from headgate.simulate.traces import TRACES
 
 MOST_CALLS = 100_000_000  # hours of computing
 
@@ -62,6 +62,13 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number, got {text!r:.40}") from None
 
 
+def _accuracy(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Simulate what the command line describes; print a table, and write a picture if asked to."""
     parser = SimulateParser(prog="python -m headgate.simulate", description=(__doc__ or "").split("\n")[0])
@@ -75,7 +82,12 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--seconds", type=_number, default=Scenario.seconds, help="simulated time (%(default)s)")
     parser.add_argument("--skew", choices=("uniform", "moving"), default=Scenario.skew)
-    parser.add_argument("--accuracy", choices=tuple(PROFILES), default=Scenario.accuracy)
+    parser.add_argument(
+        "--trace", choices=TRACES, default=Scenario.trace, help="how calls come over time (%(default)s)"
+    )
+    parser.add_argument(
+        "--accuracy", type=_accuracy, default=Scenario.accuracy, help="high, medium, low, or seconds (%(default)s)"
+    )
     parser.add_argument("--seed", type=_whole, default=Scenario.seed)
     parser.add_argument("--svg", metavar="FILE", help="draw what was admitted over time")
     chosen = vars(parser.parse_args(arguments))

@@ -18,7 +18,7 @@ from headgate.hybrid.lease import MILLISECOND, SECOND
 from headgate.hybrid.ledger import Ledger
 from headgate.hybrid.limiter_leases import LeaseWaiter, LimiterLeases
 from headgate.hybrid.manager import LeaseManager, SyncItem
-from headgate.hybrid.protocol import PROFILES, LeaseReply, LeaseRequest
+from headgate.hybrid.protocol import LeaseReply, LeaseRequest, accuracy_profile
 from headgate.quota import Quota
 from headgate.rule import Rule
 from headgate.simulate.scenario import ExactBucket, Outcome, Recorder, Scenario, calls
@@ -33,7 +33,7 @@ class Process:
         scenario = fleet.scenario
         self.fleet = fleet
         self.manager = LeaseManager(fleet.read_clock, random.Random(f"{scenario.seed} {number}"))
-        profile = PROFILES[scenario.accuracy]
+        profile = accuracy_profile(scenario.accuracy)
         self.limiter = LimiterLeases(self.manager, fleet.rule, profile, scenario.policy, max_keys=1000)
         self.limiter.node_id = f"node {number}"
         self.under_way = False

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from headgate.algorithms.bucket import Bucket
 from headgate.hybrid.lease import SECOND
-from headgate.hybrid.protocol import PROFILES
+from headgate.hybrid.protocol import accuracy_profile
 from headgate.quota import Quota
+from headgate.simulate.traces import TRACES, intensity
 
 BUCKETS = 200  # points of a time line
 ZIPF = 1.2
@@ -29,7 +30,8 @@ class Scenario:
     seconds: float = 20.0
     trip: float = 1.0  # milliseconds to Redis and back, give or take a fifth
     skew: str = "uniform"  # or "moving": a few nodes have most of the calls, other nodes every ten seconds
-    accuracy: str = "high"
+    trace: str = "steady"  # how calls come over time: one of `headgate.simulate.traces`
+    accuracy: str | float = "high"
     loss: float = 0.0  # part of all trips that are lost, half of them on the way back
     crashes: int = 0  # nodes that die half-way, each replaced by a new one
     outage: tuple[float, float] = (0.0, 0.0)  # seconds between which Redis does not answer
@@ -54,8 +56,9 @@ class Scenario:
             raise ValueError(f"loss must be from 0 to below 1, got {self.loss}")
         if self.skew not in ("uniform", "moving"):
             raise ValueError(f"skew must be uniform or moving, got {self.skew!r:.40}")
-        if self.accuracy not in PROFILES:
-            raise ValueError(f"accuracy must be one of {', '.join(PROFILES)}, got {self.accuracy!r:.40}")
+        if self.trace not in TRACES:
+            raise ValueError(f"trace must be one of {', '.join(TRACES)}, got {self.trace!r:.40}")
+        accuracy_profile(self.accuracy)
 
     @property
     def calls(self) -> float:
@@ -134,16 +137,18 @@ class ExactBucket:
 
 
 def calls(scenario: Scenario, dice: random.Random) -> Iterator[tuple[int, int]]:
-    """(nanosecond, node) of every call, in order: evenly random in time, over nodes as the scenario says."""
+    """(nanosecond, node) of every call, in order: over time and nodes as the scenario says."""
     quota = Quota.parse(scenario.quota)
     gap = quota.period * SECOND / (quota.limit * scenario.load)
     order = list(range(scenario.nodes))
-    weights = [1.0 if scenario.skew == "uniform" else (place + 1) ** -ZIPF for place in range(scenario.nodes)]
+    moving = scenario.skew == "moving" or scenario.trace == "moving"
+    weights = [(place + 1) ** -ZIPF if moving else 1.0 for place in range(scenario.nodes)]
+    times_average = intensity(scenario.trace, scenario.seconds, random.Random(f"trace {scenario.seed}"))
     sums = list(itertools.accumulate(weights))
     now, moves_at = float(SECOND), SECOND + MOVES * SECOND
     end = SECOND + scenario.seconds * SECOND
     while True:
-        now += dice.expovariate(1.0) * gap
+        now += dice.expovariate(1.0) * gap / times_average(now)
         if now >= end:
             return
         if now >= moves_at:

@@ -79,11 +79,11 @@ class Agreement:
 
     def plan(self, call: LimiterCall, seconds: float | None) -> Plan:
         """What the stores say to *call* together, within *seconds*; raises `TooFewAnswers`."""
-        if call.op == "take":
-            return self.take(call.key, call.permits, seconds)
+        if call.op.startswith("take"):
+            return self.take(call, seconds)
         return self.ask(call, seconds)
 
-    def take(self, key: str, permits: int, seconds: float | None) -> Plan:
+    def take(self, call: LimiterCall, seconds: float | None) -> Plan:
         raise NotImplementedError
 
     def ask(self, call: LimiterCall, seconds: float | None) -> Plan:

@@ -187,6 +187,11 @@ class FloorBackend(Backend, Protocol):
         ...
 
 
+def takes_floors(backend: Any) -> bool:
+    """Whether *backend* is a `FloorBackend`; one of several stores is if all of them are."""
+    return hasattr(backend, "try_acquire_above") and bool(getattr(backend, "takes_floors", True))
+
+
 class BookingBackend(Backend, Protocol):
     """A backend that keeps slots for `Limiter.book`, for rules of buckets; that for asyncio has the same, awaited."""
 

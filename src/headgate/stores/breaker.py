@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -20,12 +21,18 @@ FAILURES_TO_OPEN = 3  # in a row
 class Breaker:
     """For one server, or for one service behind Sentinels. Thread-safe.
 
-    *timeouts* are the exceptions of the client library that mean: no answer in time.
+    *timeouts* are the exceptions of the client library that mean: no answer in time. *on_open* is called when it opens.
     """
 
-    def __init__(self, server: str, timeouts: tuple[type[Exception], ...] = (TimeoutError,)) -> None:
+    def __init__(
+        self,
+        server: str,
+        timeouts: tuple[type[Exception], ...] = (TimeoutError,),
+        on_open: Callable[[], object] | None = None,
+    ) -> None:
         self.server = server  # for messages
         self._timeouts = timeouts
+        self._on_open = on_open
         self.open = False
         self.failures = 0  # in a row
         self.opened = 0  # how often, ever
@@ -64,6 +71,8 @@ class Breaker:
                 return
             self.open = True
             self.opened += 1
+        if self._on_open:
+            self._on_open()
         # what follows from it differs, so the message does not say: a limiter's on_store_error answers, a lock raises
         logger.error("%s does not answer (%s); calls are not sent to it until it does", self.server, self.last_error)
 

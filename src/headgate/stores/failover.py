@@ -30,8 +30,8 @@ class FirstThatAnswers(Agreement):
         self._seen = Fallback("local", rule, clock)  # its local limiter follows every decision
         self._elsewhere: dict[str, int] = {}  # keys about which another store than the first has decided last
 
-    def take(self, key: str, permits: int, seconds: float | None) -> Plan:
-        return self._spend(LimiterCall("take", key, permits), seconds)
+    def take(self, call: LimiterCall, seconds: float | None) -> Plan:
+        return self._spend(call, seconds)
 
     def ask(self, call: LimiterCall, seconds: float | None) -> Plan:
         if call.op == "reset":

@@ -61,8 +61,8 @@ class Majority(Agreement):
             raise self.too_few(votes)
         return tightest(answers) if call.op == "peek" else True
 
-    def take(self, key: str, permits: int, seconds: float | None) -> Plan:
-        begun, call = monotonic(), LimiterCall("take", key, permits)
+    def take(self, call: LimiterCall, seconds: float | None) -> Plan:
+        begun, key = monotonic(), call.key
         strict = self._strict.get(key, 0)
         order = sorted(self.backends, key=lambda store: (self._in_doubt(store, key), store != strict, store))
         votes: dict[int, Vote] = {}

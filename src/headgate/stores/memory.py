@@ -17,7 +17,12 @@ from headgate.stores.memory_joint import take_all
 
 @mypyc_attr(native_class=False)
 class MemoryStore:
-    """States of any number of limiters, *max_keys* in all. Give one to several limiters to share the bound."""
+    """States of any number of limiters in this process. Give one to several limiters to share the bound.
+
+    Args:
+        max_keys: the bound of all limiters together
+        clock: a `headgate.testing.ManualClock`, in tests
+    """
 
     partitioned: bool = False
 

@@ -39,7 +39,9 @@ class SlotTable:
                 self._drop_expired(now)
                 before, slots = table.states.get(asked.key), self.keys.get(asked.key) or KeySlots()
                 if before is None and not slots.find(asked.id, now) and table.is_full() and not table.make_room():
-                    return self._denied(now, now, table.refuse(asked.permits))
+                    refusal = table.refuse(asked.permits)
+                    table.counts.add_locked(refusal, asked.permits)
+                    return self._denied(now, now, refusal)
                 made = slots.book(self.parts, self._states(before), now, asked, self._save(asked.key, before))
                 if made is not None:
                     break
@@ -47,6 +49,9 @@ class SlotTable:
             if outcome == BOOKED:
                 self.keys[asked.key] = slots
                 heappush(self.ends, (at + asked.grace, asked.key, asked.id))
+                table.counts.add_locked(decision(True, 0, 0), asked.permits)
+            elif outcome == DENIED:
+                table.counts.add_locked(decision(False, 0, 0), asked.permits)
             stands = table.algorithm.evaluate(table.states.get(asked.key, table.algorithm.initial()), now, 0)
         if outcome == DENIED:
             retry = at - now - asked.within

@@ -38,6 +38,10 @@ def take_all(store: MemoryStore, checks: Any) -> list[Decision]:
             counts.append(count)
     with store.lock:
         made = _decide(tables, keys, counts)
+        spent = all([decision._allowed for decision in made])
+        for i in range(len(tables)):
+            if spent or not made[i]._allowed:  # a limiter that would have allowed it has decided nothing
+                tables[i].counts.add_locked(made[i], counts[i])
     return made if len(made) == len(places) else [made[place] for place in places]
 
 

@@ -23,7 +23,7 @@ from headgate.decision import Decision
 from headgate.errors import StoreUnavailable
 from headgate.stores.agreement import Agreement, Background, Failure, Poll, Vote
 from headgate.stores.breaker import Breaker
-from headgate.stores.remote import LimiterCall
+from headgate.stores.remote import LimiterCall, share_of
 
 logger = logging.getLogger("headgate")
 
@@ -43,6 +43,8 @@ def call_store(backend: Any, op: str, key: str, permits: int) -> Generator[Calla
             vote = yield partial(backend.try_acquire, key, permits)
             while isinstance(vote, Decision) and not vote and vote.remaining:
                 vote = yield partial(backend.try_acquire, key, vote.remaining)
+        elif share := share_of(op) if op.startswith("take") else 0:
+            vote = yield partial(backend.try_acquire_above, key, permits, share)
         else:
             vote = yield partial(getattr(backend, "try_acquire" if op == "take" else op), key, permits)
     except StoreUnavailable as error:
@@ -153,7 +155,7 @@ class WorkerCall:
 
     def _refund(self) -> None:
         taken = isinstance(self.vote, Decision) and self.vote
-        if self._poll.op == "take" and taken:
+        if self._poll.op.startswith("take") and taken:
             run(call_store(self._backend, "refund", self._poll.key, self._poll.permits), _ask)
 
 
@@ -291,7 +293,7 @@ class TaskPolls(PollExecutor):
 
     def refund(self, poll: Poll, store: int, task: asyncio.Task[Vote]) -> None:
         """Give back in a task of its own what *task* took."""
-        if poll.op == "take" and not task.cancelled() and not task.exception():
+        if poll.op.startswith("take") and not task.cancelled() and not task.exception():
             vote = task.result()
             if not isinstance(vote, Failure) and vote and not task.get_loop().is_closed():
                 refund = call_store(poll.backends[store], "refund", poll.key, poll.permits)

@@ -36,14 +36,18 @@ _HEALTH = "SELECT (date_part('epoch', clock_timestamp()) * 1000000)::bigint, pg_
 class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
     """One PostgreSQL database, for limiters of either kind.
 
-    url              see `headgate.postgresql.url`
-    prefix           what the names of tables and functions start with; they are made on first use
-    hash_keys        store a digest of the client's key instead of the key: no addresses in the database
-    timeout          seconds that a check may take in all; then on_store_error answers
-    connect_timeout  seconds of those to connect
-    min_connections  that `warm_up` opens; nothing connects before it or the first check
-    max_connections  for threads; a caller that finds none free waits within the time-out. An event loop has at most two
-    clock            tests only: this time instead of the server's
+    Args:
+        url: see `headgate.postgresql.url`
+        hash_keys: store a digest of the client's key instead of the key: no addresses in the database
+        clock: tests only: this time instead of the server's
+
+    Keyword Args:
+        prefix: what the names of tables and functions start with; they are made on first use
+        timeout: seconds that a check may take in all; then on_store_error answers
+        connect_timeout: seconds of those to connect
+        min_connections: that `warm_up` opens; nothing connects before it or the first check
+        max_connections: for threads; a caller that finds none free waits within the time-out. An event loop has at most
+            two
     """
 
     kind = "postgresql"
@@ -64,7 +68,13 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> PostgreSQLStore:
-        """The store of a PostgreSQL URL, without the options that are another store's."""
+        """The store of a PostgreSQL URL, without the options that are another store's.
+
+        Args:
+            url: of the server
+            clock: tests only
+            **options: of any store
+        """
         for name in ("max_keys", "retries", "retry_pause"):
             options.pop(name, None)  # type: ignore[misc]  # a key of a TypedDict that is not a literal
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # those are not there any more
@@ -196,7 +206,5 @@ def _unhealthy(error: Exception) -> Health:
 
 
 def _counts(executor: Any) -> dict[str, int]:
-    if executor is None:
-        return {"in_use": 0, "idle": 0, "waiting": 0}
-    connections = executor.connections
-    return {"in_use": connections.in_use(), "idle": connections.idle(), "waiting": connections.waiting}
+    counts: dict[str, int] = executor.connection_counts() if executor else {"in_use": 0, "idle": 0, "waiting": 0}
+    return counts

@@ -8,9 +8,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from headgate._plan import arun, run
 from headgate.clock import Clock
-from headgate.decision import Decision
 from headgate.keys import check_key
 from headgate.redis.async_client import AsyncExecutor
 from headgate.redis.joint import BookingScript, JointScript
@@ -47,34 +45,29 @@ class RuleOnRedis(RuleOnServer):
 class RedisBackend(RuleOnRedis, RuleForThreads):
     """One rule on one Redis, for threads."""
 
-    def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
-        executor = self._store.sync_executor()
-        return run(self._take(executor, key, permits, share), executor.answer)
-
 
 class AsyncRedisBackend(RuleOnRedis, RuleForTasks):
     """One rule on one Redis, for asyncio."""
-
-    async def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
-        executor = self._store.async_executor()
-        return await arun(self._take(executor, key, permits, share), executor.answer)
 
 
 class RedisStore(RespStore):
     """One Redis (a server, a service behind Sentinels, a Cluster), for limiters of either kind.
 
-    redis            a URL (see `headgate.redis.url`), or a client of redis-py: a plain one serves `Limiter`, an
-                     asyncio one `AsyncLimiter`
-    prefix           what every key starts with
-    hash_keys        store a digest of the client's key instead of the key: shorter, and no addresses in Redis
-    timeout          seconds that a check may take in all; then on_store_error answers
-    connect_timeout  seconds of those to connect
-    min_connections  to each server, that `warm_up` opens; nothing connects before it or the first check
-    max_connections  to each server, for threads; a caller that finds none free waits within the time-out. An event loop
-                     has at most four to each server
-    retries          how often a call is sent again where that is safe, within its time-out (see `RetryPolicy`)
-    retry_pause      seconds before each
-    clock            tests only: this time instead of the server's
+    Args:
+        redis: a URL (see `headgate.redis.url`), or a client of redis-py: a plain one serves `Limiter`, an asyncio one
+            `AsyncLimiter`
+        prefix: what every key starts with
+        hash_keys: store a digest of the client's key instead of the key: shorter, and no addresses in Redis
+        clock: tests only: this time instead of the server's
+
+    Keyword Args:
+        timeout: seconds that a check may take in all; then on_store_error answers
+        connect_timeout: seconds of those to connect
+        min_connections: to each server, that `warm_up` opens; nothing connects before it or the first check
+        max_connections: to each server, for threads; a caller that finds none free waits within the time-out. An event
+            loop has at most four to each server
+        retries: how often a call is sent again where that is safe, within its time-out (see `RetryPolicy`)
+        retry_pause: seconds before each
     """
 
     kind = "redis"
@@ -99,7 +92,13 @@ class RedisStore(RespStore):
 
     @classmethod
     def from_url(cls, url: str, clock: Clock | None = None, **options: Unpack[StoreOptions]) -> RedisStore:
-        """The store of a Redis URL, without the options that are another store's."""
+        """The store of a Redis URL, without the options that are another store's.
+
+        Args:
+            url: of the server
+            clock: tests only
+            **options: of any store
+        """
         options.pop("max_keys", None)
         return cls(url, clock=clock, **options)  # type: ignore[misc]  # max_keys is not there any more
 

@@ -6,19 +6,23 @@ The calls are plans (see `headgate._plan`). A store adds two classes: one runs t
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, Self
 
 from headgate._plan import arun, run
-from headgate.algorithms.booking import Booked, Booking
+from headgate.algorithms.booking import BOOKED, KNOWN, Booked, Booking
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.decision import Decision
+from headgate.decision import Decision, decision
+from headgate.errors import StoreUnavailable
 from headgate.fallback import Fallback
 from headgate.keys import check_key
 from headgate.rule import Rule, check_permits
 from headgate.stores.base import StoreHealth
 from headgate.stores.breaker import Breaker
+from headgate.telemetry.counts import DecisionCounts
+from headgate.telemetry.watching import Watched
 
 
 class LimiterCall(NamedTuple):
@@ -27,6 +31,11 @@ class LimiterCall(NamedTuple):
     op: str
     key: str
     permits: int
+
+
+def share_of(op: str) -> int:
+    """The millionths of the capacity that a take leaves."""
+    return int(op[5:] or 0)
 
 
 class RuleScript(Protocol):
@@ -84,6 +93,8 @@ class RuleOnServer:
         self.script: RuleScript
         self.booking: RuleBookings | None = None  # None: this store keeps no slots
         self.fallback = Fallback(on_store_error, rule, store.clock)
+        self.counts = DecisionCounts()
+        self.watched: Watched | None = None
         self._store = store
         self.time_limit: float | None = None  # seconds for a call; None: the store's time-out
 
@@ -111,13 +122,17 @@ class RuleOnServer:
             reply = yield from executor.plan(self.script, LimiterCall(op, key, permits), time_limit)
         except self.store_errors as error:
             refused, unsure = self.refused(error), self.may_have_run(error)
-            return fallback.take(key, permits, error, refused=refused, unsure=unsure, share=share)
+            with self.counted_failure():
+                made = fallback.take(key, permits, error, refused=refused, unsure=unsure, share=share)
+            self.counts.add(made, permits)
+            return made
         if fallback.refused_at:
             fallback.record_success()
-        decision = self.script.decision(reply)
+        made = self.script.decision(reply)
+        self.counts.add(made, permits)
         if fallback.local:
-            fallback.follow_store(key, decision)
-        return decision
+            fallback.follow_store(key, made)
+        return made
 
     def charge(
         self, executor: ServerExecutor, key: str, debt: int, time_limit: float | None
@@ -177,13 +192,33 @@ class RuleOnServer:
                 time_limit = yield from self.charge(executor, key, debt, time_limit)
             reply = yield from executor.plan(self.booking, asked, time_limit)
         except self.store_errors as error:
-            return fallback.book(asked, error, refused=self.refused(error), unsure=self.may_have_run(error))
+            with self.counted_failure():
+                booked = fallback.book(asked, error, refused=self.refused(error), unsure=self.may_have_run(error))
+            self.count_booked(asked, booked)
+            return booked
         if fallback.refused_at:
             fallback.record_success()
         booked = self.booking.booked(reply, asked.within)
+        self.count_booked(asked, booked)
         if fallback.local:
             fallback.follow_store(key, booked.decision)
         return booked
+
+    def count_booked(self, asked: Booking, booked: Booked) -> None:
+        """Count a booking as a decision, unless the id had a slot already."""
+        if booked.outcome != KNOWN:
+            made = booked.decision
+            answer = decision(booked.outcome == BOOKED, made.limit, made.remaining, degraded=made.degraded)
+            self.counts.add(answer, asked.permits)
+
+    @contextmanager
+    def counted_failure(self) -> Iterator[None]:
+        """Count a check that raises because on_store_error is raise."""
+        try:
+            yield
+        except StoreUnavailable:
+            self.counts.fail()
+            raise
 
     def _cancel(self, executor: ServerExecutor, key: str, id: str) -> Generator[Any, Any, bool]:
         asked = Booking("cancel", key, id)
@@ -215,6 +250,10 @@ class RuleForThreads(RuleOnServer):
         executor = self._store.sync_executor()
         return run(self._take(executor, key, permits), executor.answer)
 
+    def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        executor = self._store.sync_executor()
+        return run(self._take(executor, key, permits, share), executor.answer)
+
     def peek(self, key: str, permits: int = 1) -> Decision:
         executor = self._store.sync_executor()
         return run(self._peek(executor, key, permits), executor.answer)
@@ -245,6 +284,10 @@ class RuleForTasks(RuleOnServer):
     async def try_acquire(self, key: str, permits: int = 1) -> Decision:
         executor = self._store.async_executor()
         return await arun(self._take(executor, key, permits), executor.answer)
+
+    async def try_acquire_above(self, key: str, permits: int, share: int) -> Decision:
+        executor = self._store.async_executor()
+        return await arun(self._take(executor, key, permits, share), executor.answer)
 
     async def peek(self, key: str, permits: int = 1) -> Decision:
         executor = self._store.async_executor()

@@ -71,6 +71,7 @@ def take_all(
     permits = tuple([check_permits(count, backend.script.capacity) for backend, _, count in checks])
     script, call = scripts.of(tuple([backend.script for backend in backends])), JointCall(keys, permits)
     script.check_totals(call)
+    made: list[Decision]
     time_limit = min((backend.time_limit for backend in backends if backend.time_limit is not None), default=None)
     try:
         for backend, key in zip(backends, keys, strict=True):
@@ -80,11 +81,23 @@ def take_all(
     except backends[0].store_errors as error:
         local = [(backend.fallback, key, count) for backend, key, count in zip(backends, keys, permits, strict=True)]
         refused, unsure = backends[0].refused(error), backends[0].may_have_run(error)
-        return take_all_locally(local, error, refused=refused, unsure=unsure)
-    made: list[Decision] = script.decisions(reply)
+        with backends[0].counted_failure():
+            made = take_all_locally(local, error, refused=refused, unsure=unsure)
+        _count(backends, made, permits)
+        return made
+    made = script.decisions(reply)
+    _count(backends, made, permits)
     for backend, key, decision in zip(backends, keys, made, strict=True):
         if backend.fallback.refused_at:
             backend.fallback.record_success()
         if backend.fallback.local:
             backend.fallback.follow_store(key, decision)
     return made
+
+
+def _count(backends: Sequence[Any], made: Sequence[Decision], permits: Sequence[int]) -> None:
+    """Count the decisions; a limiter that would have allowed what another refused has decided nothing."""
+    spent = all(made)
+    for backend, decision, count in zip(backends, made, permits, strict=True):
+        if spent or not decision:
+            backend.counts.add(decision, count)

@@ -19,6 +19,7 @@ from headgate.rule import Rule
 from headgate.stores.base import NO_PICKLE, Health, StoreCheck
 from headgate.stores.remote import RuleForTasks, RuleForThreads, ServerExecutor
 from headgate.stores.remote_joint import JointScripts, take_all
+from headgate.telemetry.limiters import watch_executor
 
 
 class TaskExecutor(ServerExecutor, Protocol):
@@ -38,6 +39,8 @@ class StoreOnServer(Generic[Threads, Tasks]):
     """Thread-safe; usable in the child of a fork."""
 
     clock: Clock | None
+    kind: ClassVar[str]
+    display_name: str  # for messages and labels, without secrets
     joint_scripts: JointScripts[Any]
     partitioned = False  # whether keys lie at different servers
     backends: ClassVar[tuple[type[RuleForThreads], type[RuleForTasks]]]  # those of this store
@@ -90,7 +93,10 @@ class StoreOnServer(Generic[Threads, Tasks]):
         """What makes calls from threads; it and its connections are made when they are first needed."""
         if self._sync_executor is None:
             with self._lock:
-                self._sync_executor = self._sync_executor or self._open_threads()
+                if self._sync_executor is None:
+                    executor = self._open_threads()
+                    watch_executor(executor, self.kind, self.display_name)
+                    self._sync_executor = executor
         return self._sync_executor
 
     def async_executor(self) -> Tasks:
@@ -107,6 +113,7 @@ class StoreOnServer(Generic[Threads, Tasks]):
                     self._async_executors.pop(closed, None)
                 executor = self._async_executors[loop] = self._open_tasks()
                 executor.close_with_loop()
+                watch_executor(executor, self.kind, self.display_name)
             self._latest_executor = executor
         return executor
 

@@ -114,12 +114,7 @@ def _separate(source: RedisURL | Pool) -> RedisURL | Pool:
 
 
 def _connection_counts(executor: SyncExecutor | AsyncExecutor | None) -> dict[str, int]:
-    servers = executor.connections() if executor else []
-    return {
-        "in_use": sum(server.in_use() for server in servers),
-        "idle": sum(server.idle() for server in servers),
-        "waiting": sum(server.waiting for server in servers),
-    }
+    return executor.connection_counts() if executor else {"in_use": 0, "idle": 0, "waiting": 0}
 
 
 def _with_connections(seen: Health, executor: SyncExecutor | AsyncExecutor | None) -> Health:

@@ -9,7 +9,7 @@ from redis.exceptions import RedisError, ResponseError
 from headgate.clock import Clock
 from headgate.redis.topology import Unreached
 from headgate.redis.url import RedisOptions
-from headgate.remote.commands import UNSURE, JointCommands, LimiterCommands
+from headgate.remote.commands import UNFIT, UNSURE, BookingCommands, JointCommands, LimiterCommands
 from headgate.remote.url import parse_service_url
 from headgate.rule import Rule
 from headgate.stores.base import StoreOptions
@@ -27,6 +27,14 @@ class RuleOnService(RuleOnServer):
     def __init__(self, store: ServiceStore, rule: Rule, on_store_error: str) -> None:
         super().__init__(store, rule, on_store_error)
         self.script: LimiterCommands = LimiterCommands(rule, store.hash_keys)
+        if rule.is_bucket:
+            self.booking = BookingCommands(self.script)
+
+    def refused(self, error: Exception) -> bool:
+        """Whether the service answered, with an error. Raises ValueError for a call that it can never make."""
+        if str(error).startswith(UNFIT):
+            raise ValueError(str(error).removeprefix(UNFIT).strip()) from None
+        return super().refused(error)
 
     def may_have_run(self, error: Exception) -> bool:
         """Whether the call may have been made: the service says so if its own store did not answer."""
@@ -44,17 +52,20 @@ class AsyncServiceBackend(RuleOnService, RuleForTasks):
 class ServiceStore(RespStore):
     """One headgate service, for limiters of either kind. It must allow limits of clients: `headgate serve` says how.
 
-    url              headgate://:token@host:6380, its port of the Redis protocol; headgates:// for TLS. Where that port
-                     is closed: headgate+http://:token@host:8080, or headgate+https://
-    hash_keys        send a digest of the client's key instead of the key: the service sees no addresses
-    timeout          seconds that a check may take in all; then on_store_error answers
-    connect_timeout  seconds of those to connect
-    min_connections  that `warm_up` opens; nothing connects before it or the first check
-    max_connections  for threads; a caller that finds none free waits within the time-out. An event loop has at most
-                     four
-    retries          how often a call is sent again where that is safe, within its time-out (see `RetryPolicy`)
-    retry_pause      seconds before each
-    clock            tests only: of callers that wait for permits; the service decides by its own
+    Args:
+        url: headgate://:token@host:6380, its port of the Redis protocol; headgates:// for TLS. Where that port is
+            closed: headgate+http://:token@host:8080, or headgate+https://
+        hash_keys: send a digest of the client's key instead of the key: the service sees no addresses
+        clock: tests only: of callers that wait for permits; the service decides by its own
+
+    Keyword Args:
+        timeout: seconds that a check may take in all; then on_store_error answers
+        connect_timeout: seconds of those to connect
+        min_connections: that `warm_up` opens; nothing connects before it or the first check
+        max_connections: for threads; a caller that finds none free waits within the time-out. An event loop has at most
+            four
+        retries: how often a call is sent again where that is safe, within its time-out (see `RetryPolicy`)
+        retry_pause: seconds before each
     """
 
     kind = "service"

@@ -26,6 +26,7 @@ from headgate.stores.base import (
     StoreOptions,
     is_per_process,
     open_store,
+    takes_floors,
 )
 from headgate.stores.failover import FirstThatAnswers
 from headgate.stores.majority import Majority
@@ -44,6 +45,10 @@ class RuleOnSeveral(RuleOnServer):
 
     def may_have_run(self, error: Exception) -> bool:
         return False  # what some of them took was given back
+
+    @property
+    def takes_floors(self) -> bool:
+        return all(takes_floors(backend) for backend in self.script.backends.values())
 
     def _health(self, executor: object) -> StoreHealth:
         members = [backend.store_health() for backend in self.script.backends.values()]
@@ -68,10 +73,11 @@ class AsyncSeveralBackend(RuleOnSeveral, RuleForTasks):
 class SeveralStore:
     """Stores that decide together, for limiters of either kind. Thread-safe; usable in the child of a fork.
 
-    stores   URLs or store objects, in order
-    agree    first: the first that answers decides. majority: a majority must answer, and all that answer must admit
-    clock    tests only: the time of all stores
-    options  for the stores that URLs name
+    Args:
+        stores: URLs or store objects, in order
+        agree: first: the first that answers decides. majority: a majority must answer, and all that answer must admit
+        clock: tests only: the time of all stores
+        **options: for the stores that URLs name
     """
 
     kind = "several"

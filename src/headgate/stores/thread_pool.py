@@ -14,7 +14,7 @@ from typing import TypeVar
 from headgate.clock import Clock
 from headgate.decision import Decision
 from headgate.rule import Rule
-from headgate.stores.base import Backend, Health, Store, StoreHealth
+from headgate.stores.base import Backend, Health, Store, StoreHealth, kind_of
 
 R = TypeVar("R")
 
@@ -26,6 +26,7 @@ class ThreadPoolStore:
 
     def __init__(self, store: Store, backend: Backend) -> None:
         self._store = store
+        self.kind = kind_of(store)
         self._backend = backend
 
     @property

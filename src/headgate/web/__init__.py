@@ -29,6 +29,7 @@ view_commands.py        `flask headgate`: what is limited, what a client has lef
 starlette_endpoints.py  decorated endpoints: functions, generators, classes
 asgi_hot_path.py        what every request on ASGI passes through, and a route of Starlette: compiled
 wsgi_hot_path.py        what every request on WSGI passes through: compiled
+hot_fields.py           what those two read at every request: compiled
 starlette_routes.py     the limits of one route, and when each is decided
 litestar_answers.py     what Litestar answers, on its way to the server
 """

@@ -10,12 +10,12 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Generic, TypeVar
 
-from headgate.web.asgi_hot_path import STARTS, ASGIRequest, serve, with_limit_headers
+from headgate.web.asgi_hot_path import STARTS, ASGIRequest, serve
 from headgate.web.core import RateLimitsBase, WholeApp
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Exchange, ResponseInfo
-from headgate.web.headers import denial_headers, raw_headers
+from headgate.web.headers import denial_headers, raw_headers, with_limit_headers
+from headgate.web.hot_fields import PlainLimit
 from headgate.web.limit import Limit, check_answer
-from headgate.web.limiters import ScopedLimiter
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -77,7 +77,6 @@ class ASGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
     """The limits of an application that speaks ASGI: what the frameworks on it share."""
 
     exchange_class: type[ASGIExchange] = ASGIExchange
-    decorates = False  # whether a decorated function finds its exchange by `current_scope`
 
     @functools.cached_property
     def scope_key(self) -> str:
@@ -137,8 +136,7 @@ class ASGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         if exchange.denied_by is not None:
             present = [name for name, _ in message.get("headers") or ()]
             ours += [pair for pair in _encoded(denial_headers(exchange.decision)) if pair[0] not in present]
-        headed: Message = with_limit_headers(message, ours, replace=exchange.denied_by is not None)
-        return headed
+        return with_limit_headers(message, ours, replace=exchange.denied_by is not None)
 
     def is_at_once(self, limit: Limit) -> bool:
         """Whether `ASGIRequest.admit` may decide *limit*: a plain one, by address, in memory."""
@@ -207,14 +205,19 @@ class RateLimitMiddleware(WholeApp, ASGIRateLimits[Limit]):
 
     Takes a quota, and by name what `RateLimits` and `limit` take: ``RateLimitMiddleware(app, "100/minute", key=...)``.
     The functions get the ASGI scope; `on_denied` gives an ASGI application, or None for the 429.
+
+    Args:
+        app: the application
+        quota: of each key, such as ``"100/minute"``
+        **options: what `RateLimits` and `limit` take, by name
     """
 
     app: ASGIApp
 
     @functools.cached_property
-    def _limiter(self) -> ScopedLimiter | None:
-        """What counts, if `ASGIRequest.admit` may decide."""
-        return self.limiters_of(self.whole, "")[0] if self.is_at_once(self.whole) else None
+    def _quick(self) -> PlainLimit | None:
+        """The limit, if `ASGIRequest.admit` may decide it."""
+        return PlainLimit(self.whole, self.limiters_of(self.whole, "")[0]) if self.is_at_once(self.whole) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # servers look whether it is async
         await self.serve(self._limited, scope, receive, send, False)
@@ -223,7 +226,7 @@ class RateLimitMiddleware(WholeApp, ASGIRateLimits[Limit]):
         request: ASGIRequest | None = scope.get(self.scope_key)
         if request is None:
             return self.app(scope, receive, send)
-        made = None if self._limiter is None else request.admit(self.whole, self._limiter)
+        made = None if self._quick is None else request.admit(self._quick)
         if made is None:
             return self._decide(request.exchange(), scope, receive, send)
         return self.app(scope, receive, send) if made else self.answer_denied(request.exchange(), scope, receive, send)

@@ -23,6 +23,7 @@ from headgate.rule import AlgorithmName, OnStoreError
 from headgate.stores.base import Store, StoreOptions, is_per_process, open_store
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Charge, Exchange, ResponseInfo
 from headgate.web.headers import HeaderStyle, binding_quota, check_style, header_names, limit_headers, retry_seconds
+from headgate.web.hot_fields import LimitsFields
 from headgate.web.limit import (
     KeySource,
     Limit,
@@ -93,30 +94,32 @@ class RateLimitsOptions(StoreOptions, total=False):
     clock: Clock | None
 
 
-class RateLimitsBase(Generic[AnyLimit]):
+class RateLimitsBase(LimitsFields, Generic[AnyLimit]):
     """The limits of one application.
 
-    store            a URL (``memory://``, ``redis://...``) or a store object
-    default          the quota of everything that has no limit of its own: other routes, 404s, mounted applications.
-                     All of them together share it
-    key              whose permits are spent, where a limit does not say so: see `LimitOptions`
-    trusted_proxies  networks of the proxies whose forwarded headers are read; "unix" for peers on a Unix socket
-    headers          "x" for X-RateLimit-*, "ietf" for RateLimit and RateLimit-Policy, "both", or None
-    on_denied        a function of the request and the decision that gives the response instead of the 429
-    enabled          False: nothing is limited; may be changed at any time, in tests for example
-    algorithm, on_store_error: for limits that do not say so
-    name             tells applications on one store apart
-    forwarded        the headers to read the address from, the first one present counts. Best name only the one that
-                     your proxies write: they may hand on what a client claims in another
-    ipv6_prefix      an IPv6 client is known by its network of that many bits
-    options          of the store, as for a `Limiter`
+    Args:
+        store: a URL (``memory://``, ``redis://...``) or a store object
+        default: the quota of everything that has no limit of its own: other routes, 404s, mounted applications. All of
+            them together share it
+        key: whose permits are spent, where a limit does not say so: see `LimitOptions`
+        trusted_proxies: networks of the proxies whose forwarded headers are read; "unix" for peers on a Unix socket
+        headers: "x" for X-RateLimit-*, "ietf" for RateLimit and RateLimit-Policy, "both", or None
+        on_denied: a function of the request and the decision that gives the response instead of the 429
+        enabled: False: nothing is limited; may be changed at any time, in tests for example
+        algorithm: of limits that do not name one
+        on_store_error: what to answer when the store cannot, for limits that do not say so
+        name: tells applications on one store apart
+        forwarded: the headers to read the address from, the first one present counts. Best name only the one that your
+            proxies write: they may hand on what a client claims in another
+        ipv6_prefix: an IPv6 client is known by its network of that many bits
+        clock: a `headgate.testing.ManualClock`, in tests
+        **options: of the store, as for a `Limiter`
     """
 
     limit_class: type[AnyLimit]
     installation = "limits.install(app)"  # how an application gets its limits
     owner = "RateLimits"  # what the application has made, which warnings name
     arguments = frozenset(RateLimitsOptions.__annotations__)
-    settles = False  # whether a limit has a `count_if`: most applications have none, and skip the question
 
     def __init__(
         self,
@@ -148,7 +151,7 @@ class RateLimitsBase(Generic[AnyLimit]):
         self._fallback: LimitOptions = {"key": key, "algorithm": algorithm, "on_store_error": on_store_error}
         Limit("1/second", **self._fallback)  # wrong arguments raise here, where they are written
         self._client_ip = make_client_ip(trusted_proxies, forwarded, ipv6_prefix)
-        self.key_of_peer = self._client_ip.key_of_peer  # '' where headers of the request may say more
+        self.key_of_peer = self._client_ip.key_of_peer
         self._limiters = ScopedLimiters(self.store, self.name)
         self._subject_names = SubjectNames()
         self._permits = Permits(self.store)
@@ -156,10 +159,16 @@ class RateLimitsBase(Generic[AnyLimit]):
         self._first_requests = FirstRequests(
             self.owner, forwarded=not trusted_proxies, per_process=is_per_process(self.store)
         )
+        self.watched = self._first_requests.count
         self.default = None if default is None else self.limit(default, scope=DEFAULT_SCOPE)
 
     def limit(self, quota: QuotaSource, **options: Unpack[LimitOptions]) -> AnyLimit:
-        """A limit for a route. `LimitOptions` says what it takes; wrong arguments raise here."""
+        """A limit for a route; wrong arguments raise here.
+
+        Args:
+            quota: text, a `Quota`, a list: all must allow; or a function of the request that gives one
+            **options: see `LimitOptions`
+        """
         if unknown := options.keys() - LimitOptions.__annotations__.keys():
             raise TypeError(unknown_arguments("limit()", unknown, LimitOptions.__annotations__))
         given: Any = {**self._fallback, **options}
@@ -195,8 +204,8 @@ class RateLimitsBase(Generic[AnyLimit]):
         """
         if not self.enabled or exchange.is_preflight():
             return True
-        if self._first_requests.left:
-            self._first_requests.look_at(exchange)
+        if self.watched:
+            self.look_at(exchange)
         limits = [limit for limit in limits if limit not in exchange.decided]
         exchange.decided = exchange.decided.union(limits)
         if self.default is not None and limits and not exchange.exempt and self.default not in exchange.decided:
@@ -218,6 +227,11 @@ class RateLimitsBase(Generic[AnyLimit]):
                     raise
             charges = counted_once(exchange.taken, charges)
         return not charges or await self._take(exchange, charges)
+
+    def look_at(self, exchange: Exchange) -> None:
+        """Look at one of the first requests for what is wrong with the set-up."""
+        self.watched -= 1
+        self._first_requests.look_at(exchange)
 
     async def check(self, exchange: Exchange, limit: Limit, cost: int | None = None) -> Decision:
         """Take permits of *limit* for a request that is being served: *cost* of them, or what the limit says.
@@ -359,7 +373,8 @@ class RateLimitsBase(Generic[AnyLimit]):
     def reset(self, key: object) -> Awaitable[bool]:
         """Forget *key* in every limit, as if never seen. To be awaited in async code; False: the store could not.
 
-        *key* is an address, the value of a header, or what a key function gives.
+        Args:
+            key: an address, the value of a header, or what a key function gives
         """
         text = key_text(key)
         if not text.strip():

@@ -132,7 +132,12 @@ class RateLimits(StarletteRateLimits[FastAPILimit]):
     def limit(
         self, quota: Annotated[QuotaSource, Depends(Unwritten())], **options: Unpack[LimitOptions]
     ) -> FastAPILimit:
-        """A limit for a route. `LimitOptions` says what it takes; wrong arguments raise here."""
+        """A limit for a route; wrong arguments raise here.
+
+        Args:
+            quota: text, a `Quota`, a list: all must allow; or a function of the request that gives one
+            **options: see `LimitOptions`
+        """
         return super().limit(quota, **options)
 
     @functools.cached_property
@@ -141,6 +146,11 @@ class RateLimits(StarletteRateLimits[FastAPILimit]):
         return FastAPIExempt(self)
 
     def install(self, app: Starlette) -> None:
+        """Limit *app*: routes with limits of their own, and by the default everything else. Once for an application.
+
+        Args:
+            app: the application
+        """
         super().install(app)
         if isinstance(app, FastAPI):
             describe = app.openapi

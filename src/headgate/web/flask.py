@@ -94,7 +94,12 @@ class FlaskLimit(ViewLimit):
 
 
 class RateLimits(ViewRateLimits[FlaskLimit], WSGIRateLimits[FlaskLimit]):
-    """The limits of Flask applications: `RateLimitsBase` says what it takes, `LimitOptions` what `limit` takes."""
+    """The limits of Flask applications: `RateLimitsBase` says what it takes, `LimitOptions` what `limit` takes.
+
+    Args:
+        app: the application; None: `init_app` gets it
+        **options: what `RateLimitsBase` takes
+    """
 
     limit_class = FlaskLimit
     exchange_class = FlaskExchange
@@ -103,7 +108,11 @@ class RateLimits(ViewRateLimits[FlaskLimit], WSGIRateLimits[FlaskLimit]):
         super().__init__(app, **options)
 
     def init_app(self, app: flask.Flask) -> None:
-        """Limit the requests of *app*. May be called for several applications."""
+        """Limit the requests of *app*. May be called for several applications.
+
+        Args:
+            app: the application
+        """
         if not self.add_app(app):
             return
         flask.request_started.disconnect(self._complain)

@@ -116,7 +116,11 @@ class HandlerRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
     installation: str  # how to install the middleware
 
     def exempt(self, target: Target) -> Target:
-        """Free a handler or a view from the default limit."""
+        """Free a handler or a view from the default limit.
+
+        Args:
+            target: a handler or a view
+        """
         self.check_target(target)
         put_mark(target, EXEMPT, self)
         return target

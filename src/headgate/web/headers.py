@@ -6,10 +6,10 @@ they are off unless the operator turns them on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from time import time
-from typing import Literal
+from typing import Any, Final, Literal
 
 from headgate.decision import Decision
 from headgate.quota import Quota
@@ -19,7 +19,10 @@ HeaderStyle = Literal["x", "ietf", "both"]
 X_NAMES = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
 MAX_DIGITS = 20  # of a number in a header that another limiter has written
 IETF_NAMES = ("ratelimit", "ratelimit-policy")
-LIMIT_HEADERS: frozenset[str] = frozenset((*X_NAMES, *IETF_NAMES))
+LIMIT_HEADERS: Final[frozenset[str]] = frozenset((*X_NAMES, *IETF_NAMES))
+RAW_LIMIT_HEADERS: Final[frozenset[bytes]] = frozenset(name.encode() for name in LIMIT_HEADERS)  # ASGI: in lower case
+
+read_time: Final[Callable[[], float]] = time  # compiled code finds its own names quicker than those it imports
 
 
 def check_style(style: object) -> HeaderStyle | None:
@@ -55,7 +58,7 @@ def x_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[str, str]]:
     return [
         ("x-ratelimit-limit", str(made.limit)),
         ("x-ratelimit-remaining", str(made.remaining)),
-        ("x-ratelimit-reset", str(ceil(time() + reset_us(made, quotas) / 1_000_000))),
+        ("x-ratelimit-reset", str(ceil(read_time() + reset_us(made, quotas) / 1_000_000))),
     ]
 
 
@@ -74,8 +77,63 @@ def raw_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, by
     return [
         (b"x-ratelimit-limit", b"%d" % made.limit),
         (b"x-ratelimit-remaining", b"%d" % made.remaining),
-        (b"x-ratelimit-reset", b"%d" % ceil(time() + reset_us(made, quotas) / 1_000_000)),
+        (b"x-ratelimit-reset", b"%d" % ceil(read_time() + reset_us(made, quotas) / 1_000_000)),
     ]
+
+
+class ResetHeader:
+    """`X-RateLimit-Reset` as ASGI wants it: the same for all answers that name one second."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+        self.header: Any = (b"x-ratelimit-reset", b"%d" % seconds)
+
+
+class XHeaders:
+    """`raw_headers` of one limiter, whose parts that stay the same are made once."""
+
+    def __init__(self, quotas: Sequence[Quota]) -> None:
+        self.quotas = quotas
+        self.capacity = quotas[0].capacity if len(quotas) == 1 else -1
+        self.limit: Any = (b"x-ratelimit-limit", b"%d" % self.capacity)
+        self.reset = ResetHeader(0)
+
+    def of(self, made: Decision) -> list[Any]:
+        """What `raw_headers` gives for *made*."""
+        if not made.allowed or made.limit != self.capacity:
+            return list(raw_headers(made, self.quotas))
+        seconds = ceil(read_time() + made.reset_us / 1_000_000)
+        reset = self.reset
+        if reset.seconds != seconds:
+            self.reset = reset = ResetHeader(seconds)
+        return [self.limit, (b"x-ratelimit-remaining", b"%d" % made.remaining), reset.header]
+
+
+def with_limit_headers(message: Any, ours: list[Any], replace: bool = False) -> dict[str, Any]:
+    """The ASGI message *message*, which starts an answer, with the headers *ours*.
+
+    Those of a limiter further in stay if it is tighter.
+    """
+    headed: dict[str, Any] = message.copy() if isinstance(message, dict) else dict(message)
+    given = headed.get("headers") or ()
+    headers: list[Any] = given if isinstance(given, list) else list(given)
+    for pair in headers:
+        if pair[0] in RAW_LIMIT_HEADERS:
+            if not replace and _remaining(headers) <= _remaining(ours):
+                ours = []
+            else:
+                headers = [pair for pair in headers if pair[0] not in RAW_LIMIT_HEADERS]
+            break
+    headed["headers"] = headers + ours
+    return headed
+
+
+def _remaining(headers: list[Any]) -> int:
+    """What X-RateLimit-Remaining says; -1 if it is not there."""
+    for name, value in headers:
+        if name == b"x-ratelimit-remaining" and value.isdigit() and len(value) < MAX_DIGITS:
+            return int(value)
+    return -1
 
 
 def binding_quota(made: Decision, quotas: Sequence[Quota]) -> int:

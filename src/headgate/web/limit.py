@@ -33,17 +33,18 @@ MORE_METHODS = (  # the others that are registered, and those of caches and UPnP
 class LimitOptions(TypedDict, total=False):
     """The named arguments of `RateLimits.limit`. What is left out comes from `RateLimits`.
 
-    key             "address", "header:NAME", a function of the request (plain or async), or a list: several subjects
-    scope           limits of one scope and quota share their state; default: the route's template
-    cost            permits of a request: a number, or a function of the request; 0: this request is free
-    methods         only requests with these methods; GET stands for HEAD too
-    exempt_when     a function of the request: true for requests that are not limited
-    count_if        a function of the response: false gives the permits back
-    algorithm       token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
-    on_store_error  what to answer when the store cannot: allow, deny, local or raise
-    shadow          decide and log, but never refuse
-    timeout         seconds to wait in line for the permits instead of refusing
-    on_denied       a function of the request and the decision that gives the response instead of the 429
+    Attributes:
+        key: "address", "header:NAME", a function of the request (plain or async), or a list: several subjects
+        scope: limits of one scope and quota share their state; default: the route's template
+        cost: permits of a request: a number, or a function of the request; 0: this request is free
+        methods: only requests with these methods; GET stands for HEAD too
+        exempt_when: a function of the request: true for requests that are not limited
+        count_if: a function of the response: false gives the permits back
+        algorithm: token_bucket, leaky_bucket, fixed_window, sliding_window, sliding_window_counter or gcra
+        on_store_error: what to answer when the store cannot: allow, deny, local or raise
+        shadow: decide and log, but never refuse
+        timeout: seconds to wait in line for the permits instead of refusing
+        on_denied: a function of the request and the decision that gives the response instead of the 429
     """
 
     key: KeySource | Sequence[KeySource]

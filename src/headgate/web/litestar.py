@@ -122,6 +122,9 @@ class RateLimits(LitestarAnswers[LitestarLimit], ReceiveRoutePlugin):
         """Free a handler, controller or router from the default and from the limits of the layers around it.
 
         The same as ``opt={"rate_limit_exempt": True}``; a layer further in may say False.
+
+        Args:
+            target: a handler, controller or router
         """
         if isinstance(target, BaseRouteHandler | Router):
             target.opt[EXEMPT] = True

@@ -62,20 +62,27 @@ class LoginLimits(RateLimitsBase[Limit]):
 
     def address_of_attempt(self, exchange: Exchange) -> str:
         """The key of the client's address; the first attempts are searched for a proxy that is not trusted."""
-        if self._first_requests.left:
-            self._first_requests.look_at(exchange)
+        if self.watched:
+            self.look_at(exchange)
         return self.address(exchange)
 
 
 class LoginThrottle:
     """Counts failed logins.
 
-    per_username    the quota of a username at all addresses together that are not known for it, and at each that is
-    per_address     the quota of an address, for all usernames together
-    remember        how long an address is known for a username after a login
-    on_store_error  what to do when the store does not answer; "local" counts in this process meanwhile
-    enabled         False: nothing is counted; may be changed at any time
-    store, trusted_proxies, name, forwarded, ipv6_prefix, clock, options: as for `RateLimits`
+    Args:
+        per_username: the quota of a username at all addresses together that are not known for it, and at each that is
+        per_address: the quota of an address, for all usernames together
+        remember: how long an address is known for a username after a login
+        on_store_error: what to do when the store does not answer; "local" counts in this process meanwhile
+        enabled: False: nothing is counted; may be changed at any time
+        store: as for `RateLimits`
+        trusted_proxies: as for `RateLimits`
+        name: as for `RateLimits`
+        forwarded: as for `RateLimits`
+        ipv6_prefix: as for `RateLimits`
+        clock: as for `RateLimits`
+        **options: as for `RateLimits`
     """
 
     def __init__(
@@ -114,8 +121,13 @@ class LoginThrottle:
     def attempt(self, request: Any, username: str) -> LoginAttempt:
         """A login that is about to be tried, for ``with`` or ``async with``.
 
-        *request* is that of any framework of headgate, a WSGI environment, an ASGI scope, or the client's address as
-        text.
+        Args:
+            request: that of any framework of headgate, a WSGI environment, an ASGI scope, or the client's address as
+                text
+            username: as the user typed it
+
+        Raises:
+            LoginRefused: too many failures
         """
         return LoginAttempt(self, self.address(request), username)
 
@@ -127,6 +139,10 @@ class LoginThrottle:
         """Forget the failures of a username, of an address, or with both also those of the one at the other.
 
         To be awaited in async code; False: the store could not.
+
+        Args:
+            username: whose failures
+            address: of which address
         """
         where = LoginAttempt(self, self.address(address) if address else "", username)
         charges = [where.charge(self.by_username)] if username else []

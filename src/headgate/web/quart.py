@@ -70,7 +70,12 @@ class QuartLimit(ViewLimit):
 
 
 class RateLimits(ViewRateLimits[QuartLimit], ASGIRateLimits[QuartLimit]):
-    """The limits of Quart applications: `RateLimitsBase` says what it takes, `LimitOptions` what `limit` takes."""
+    """The limits of Quart applications: `RateLimitsBase` says what it takes, `LimitOptions` what `limit` takes.
+
+    Args:
+        app: the application; None: `init_app` gets it
+        **options: what `RateLimitsBase` takes
+    """
 
     limit_class = QuartLimit
     exchange_class = QuartExchange
@@ -79,7 +84,11 @@ class RateLimits(ViewRateLimits[QuartLimit], ASGIRateLimits[QuartLimit]):
         super().__init__(app, **options)
 
     def init_app(self, app: quart.Quart) -> None:
-        """Limit the requests of *app*. May be called for several applications."""
+        """Limit the requests of *app*. May be called for several applications.
+
+        Args:
+            app: the application
+        """
         if not self.add_app(app):
             return
         quart.request_started.disconnect(self._complain)

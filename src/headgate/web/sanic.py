@@ -75,7 +75,12 @@ class SanicLimit(HandlerLimit):
 
 
 class RateLimits(HandlerRateLimits[SanicLimit]):
-    """The limits of a Sanic application. The decision is ``request.ctx.rate_limit``."""
+    """The limits of a Sanic application. The decision is ``request.ctx.rate_limit``.
+
+    Args:
+        app: the application; None: `init_app` gets it
+        **options: what `RateLimitsBase` takes
+    """
 
     limit_class = SanicLimit
     exchange_class = SanicExchange
@@ -94,14 +99,22 @@ class RateLimits(HandlerRateLimits[SanicLimit]):
             self.init_app(app)
 
     def init_app(self, app: Sanic[Any, Any]) -> None:
-        """Limit *app*. May be called for several applications."""
+        """Limit *app*. May be called for several applications.
+
+        Args:
+            app: the application
+        """
         self.applications.add(app)
         app.on_request(self._on_request, priority=FIRST)
         # a middleware of responses that returns one ends the others: ours is the first of them
         app.on_response(self._on_response, priority=-FIRST)  # type: ignore[no-untyped-call]  # by Sanic
 
     def exempt(self, target: Target) -> Target:
-        """Free a handler, a view, a blueprint or a group from the default and from the limits around it."""
+        """Free a handler, a view, a blueprint or a group from the default and from the limits around it.
+
+        Args:
+            target: what is freed
+        """
         if not isinstance(target, Blueprint | BlueprintGroup):
             return super().exempt(target)
         self.blueprint_marks.append((target, EXEMPT, True))

@@ -33,6 +33,7 @@ from headgate.web.asgi import (
     Send,
 )
 from headgate.web.asgi_hot_path import BoundApp, BoundRoute, LimitedApp, bound_to, current_scope
+from headgate.web.hot_fields import RouterFields
 from headgate.web.limit import Limit, LimitOptions, QuotaSource, SetupError, without_quota
 from headgate.web.starlette_endpoints import Endpoint, Exempt, functions_of, limited, marked_exempt, marked_limits
 from headgate.web.starlette_routes import BodyReplay, Placed, RoutePlan
@@ -161,17 +162,25 @@ class StarletteRateLimits(ASGIRateLimits[AnyStarletteLimit], Generic[AnyStarlett
         return plan
 
     def messages(self, quota: QuotaSource, **options: Unpack[LimitOptions]) -> AnyStarletteLimit:
-        """A limit for each message that a WebSocket receives. Takes what `limit` takes.
+        """A limit for each message that a WebSocket receives.
 
         The connection of a client over its limit is closed with code 1013. With `on_denied`, a function of the
         WebSocket and the decision, that is called instead and the message is dropped; with `timeout` the message waits.
+
+        Args:
+            quota: text, a `Quota`, a list: all must allow; or a function of the request that gives one
+            **options: see `LimitOptions`
         """
         made = self.limit(quota, **options)
         made.per_message = True
         return made
 
     def install(self, app: Starlette) -> None:
-        """Limit *app*: routes with limits of their own, and by the default everything else. Once for an application."""
+        """Limit *app*: routes with limits of their own, and by the default everything else. Once for an application.
+
+        Args:
+            app: the application
+        """
         if not isinstance(app, Starlette):
             raise SetupError(f"install() takes the application itself, before it is wrapped; got {app!r:.80}")
         if INSTALLED in app.__dict__:
@@ -382,7 +391,7 @@ def method_of(route: Any, scope: Scope) -> str:
     return method if method == "HEAD" or hasattr(route.endpoint, method.lower()) else "no method"
 
 
-class Installation:
+class Installation(RouterFields):
     """The layer around an application in which limits are installed."""
 
     def __init__(self, limits: StarletteRateLimits[Any], router: Router) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.web.asgi import Message, Receive
+from headgate.web.hot_fields import PlainLimit, RouteFields
 from headgate.web.limit import SetupError
 
 if TYPE_CHECKING:
-    from headgate.web.limiters import ScopedLimiter
     from headgate.web.starlette import StarletteLimit, StarletteRateLimits
 
 
@@ -25,25 +25,21 @@ class Placed(NamedTuple):
     asked: bool = True  # False: the decorator stands above the route's, so the endpoint does not run it
 
 
-class RoutePlan:
+class RoutePlan(RouteFields):
     """The limits of one route, and which of them are decided together. Made once for a route."""
 
     __slots__ = (
         "_methods",
         "_template",
-        "at_once",
         "by_dependency",
         "calls_functions",
         "dependencies",
         "early",
         "exempt",
         "freed",
-        "limiters",
         "limits",
         "messages",
-        "provider",
         "texts",
-        "unlimited",
     )
 
     def __init__(self, template: str, methods: Iterable[str], default: StarletteLimit | None) -> None:
@@ -58,12 +54,12 @@ class RoutePlan:
         self.messages: tuple[StarletteLimit, ...] = ()  # for each message of a WebSocket
         self.freed: frozenset[StarletteLimit] = frozenset()  # limits around the route from which it is exempt
         self.by_dependency: frozenset[StarletteLimit] = frozenset()  # FastAPI: the limits among the dependencies
-        self.provider: Any = None  # FastAPI: the application, if it may override a limit among the dependencies
+        self.provider = None
         self.dependencies: list[Any] = []  # FastAPI: all dependencies, if some are decided early and taken out
         self.calls_functions = bool(default and default.functions)
-        self.at_once: StarletteLimit | None = None  # the only limit, if `ASGIRequest.admit` can decide it
-        self.limiters: dict[str, ScopedLimiter] = {}  # what counts it, by prefix
-        self.unlimited = False  # whether there is no limit to decide at any time
+        self.at_once = None
+        self.quick = {}
+        self.unlimited = False
 
     def place(self, placed: list[Placed], *, websocket: bool) -> None:
         """Decide when each of the limits *placed*, given in the order of their places, is decided."""
@@ -92,12 +88,11 @@ class RoutePlan:
         self.at_once = self.early[0] if simple and limits.is_at_once(self.early[0]) else None
         self.unlimited = not (self.early or self.limits or self.messages)
 
-    def limiter_of(self, limits: StarletteRateLimits[Any], prefix: str) -> ScopedLimiter:
-        """What counts the limit that is decided at once."""
-        assert self.at_once is not None
+    def quick_limit(self, limits: StarletteRateLimits[Any], prefix: str) -> PlainLimit:
+        """The limit that is decided at once, with what counts it."""
         [limiter] = limits.limiters_of(self.at_once, self.text(prefix))
-        self.limiters[prefix] = limiter
-        return limiter
+        made = self.quick[prefix] = PlainLimit(self.at_once, limiter)
+        return made
 
     def text(self, prefix: str) -> str:
         """The route as a scope, such as `GET /items/{id}`; *prefix* is of the mounts that lead to it."""

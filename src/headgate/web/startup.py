@@ -54,15 +54,14 @@ class FirstRequests:
 
     def __init__(self, owner: str, *, forwarded: bool, per_process: bool) -> None:
         self._owner = owner
-        self.left = WATCHED_REQUESTS if forwarded or per_process else 0
+        self.count = WATCHED_REQUESTS if forwarded or per_process else 0  # how many are looked at
         self._forwarded = forwarded
         self._per_process = per_process
         if per_process and (reason := several_workers()):
             self._warn_of_workers(reason)
 
     def look_at(self, exchange: Exchange) -> None:
-        """Look at one request, and log what is wrong. Callers skip this when `left`, the requests to look at, is 0."""
-        self.left -= 1
+        """Look at one request, and log what is wrong."""
         if self._per_process and exchange.is_multiprocess():
             self._warn_of_workers("the server says that it runs several processes")
         if self._forwarded:

@@ -146,7 +146,11 @@ class ViewRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         raise NotImplementedError
 
     def exempt(self, target: Target) -> Target:
-        """Free a view from the default and from the limits of its blueprints, or a blueprint from those around it."""
+        """Free a view from the default and from the limits of its blueprints, or a blueprint from those around it.
+
+        Args:
+            target: a view or a blueprint
+        """
         _mark(target, EXEMPT, self)
         self.marks_changed()
         return target

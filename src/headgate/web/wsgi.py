@@ -242,6 +242,11 @@ class RateLimitMiddleware(WholeApp, WSGIRateLimits[Limit]):
 
     Takes a quota, and by name what `RateLimits` and `limit` take: ``RateLimitMiddleware(app, "100/minute", key=...)``.
     The functions get the WSGI environment; `on_denied` gives a WSGI application, or None for the 429.
+
+    Args:
+        app: the application
+        quota: of each key, such as ``"100/minute"``
+        **options: what `RateLimits` and `limit` take, by name
     """
 
     app: WSGIApplication

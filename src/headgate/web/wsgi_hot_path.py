@@ -6,11 +6,12 @@ Compiled where that works, so types are few here: what is called is Python of an
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from headgate.decision import Decision
 from headgate.web.exchange import served_view
 from headgate.web.headers import with_x_headers
+from headgate.web.hot_fields import LimitsFields
 
 
 class WSGIRequest:
@@ -21,8 +22,8 @@ class WSGIRequest:
     `Exchange` that all frameworks know.
     """
 
-    def __init__(self, limits: Any, environ: Any, inner: Any) -> None:
-        self.limits: Any = limits
+    def __init__(self, limits: LimitsFields, environ: Any, inner: Any) -> None:
+        self.limits: LimitsFields = limits
         self.environ: Any = environ
         self.inner: Any = inner  # the server's `start_response`
         self.plan: Any = None  # of the route whose limits it has met
@@ -36,7 +37,8 @@ class WSGIRequest:
         """The exchange, with what was decided before it was needed."""
         exchange = self.made
         if exchange is None:
-            self.made = exchange = self.limits.exchange_class(self.limits, self.environ, self.inner)
+            limits: Any = self.limits
+            self.made = exchange = limits.exchange_class(limits, self.environ, self.inner)
             if self.plan is not None:
                 exchange.keep_plan(self.plan, self.native)
                 exchange.met = True
@@ -51,7 +53,7 @@ class WSGIRequest:
     def meet(self, plan: Any, native: Any) -> bool:
         """Decide what *plan* asks, if that is nothing, or one limit by address; False: `RateLimitsBase.admit` must."""
         limits = self.limits
-        if self.made is not None or self.plan is not None or limits._first_requests.left:
+        if self.made is not None or self.plan is not None or limits.watched:
             return False
         limiter = plan.limiter
         if limiter is not None:
@@ -88,7 +90,7 @@ class LimitedWSGI:
     """Stands around a WSGI application: puts the limits' headers on its answers, and settles what an answer decides."""
 
     def __init__(self, limits: Any, app: Any) -> None:
-        self.limits: Any = limits
+        self.limits: LimitsFields = limits
         self.environ_key: str = limits.environ_key
         self.app: Any = app
 
@@ -109,4 +111,4 @@ class LimitedWSGI:
             environ.pop(key, None)  # they hold each other, and would stay until a garbage collection
         if request.started and request.made is None:
             return body  # as it is, so that a server can send a file itself
-        return limits.finish(request.exchange(), body)
+        return cast(Any, limits).finish(request.exchange(), body)

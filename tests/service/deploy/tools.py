@@ -110,10 +110,11 @@ def fetch_node_packages() -> None:
         print(f"could not fetch {names}, their tests will be skipped: {error}", file=sys.stderr)
 
 
-def fetch(packages: list[str]) -> None:
-    """Unpack *packages* and whatever they need that this machine lacks; all of it or, with an exception, nothing."""
-    fresh, state, cache = KEPT / "fresh", KEPT / "apt" / "state", KEPT / "apt" / "cache"
-    shutil.rmtree(KEPT, ignore_errors=True)
+def fetch(packages: list[str], kept: Path = KEPT) -> None:
+    """Unpack *packages*, and whatever they need that this machine lacks, into `root` below *kept*, which is emptied
+    first; all of it or, with an exception, nothing."""
+    fresh, state, cache = kept / "fresh", kept / "apt" / "state", kept / "apt" / "cache"
+    shutil.rmtree(kept, ignore_errors=True)
     for folder in (state / "lists" / "partial", cache / "archives" / "partial", fresh):
         folder.mkdir(parents=True)
     options = {
@@ -131,8 +132,8 @@ def fetch(packages: list[str]) -> None:
         subprocess.run(command, check=True, timeout=TIME_LIMIT, stdin=subprocess.DEVNULL)
     for archive in sorted((cache / "archives").glob("*.deb")):
         subprocess.run(["dpkg", "-x", str(archive), str(fresh)], check=True, timeout=TIME_LIMIT)
-    fresh.rename(ROOT)
-    shutil.rmtree(KEPT / "apt")  # a few hundred megabytes that are not needed again
+    fresh.rename(kept / "root")
+    shutil.rmtree(kept / "apt")  # a few hundred megabytes that are not needed again
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ class Operation(NamedTuple):
     """An operation to run on a state, as a plan (see `headgate._plan`) yields it; the plan is sent the reply."""
 
     name: str
-    arguments: tuple[str | int, ...]
+    arguments: tuple[str | int | bytes, ...]
 
 
 # Operations after which the first waiter for the state may succeed.

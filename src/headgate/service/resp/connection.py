@@ -224,7 +224,11 @@ class RespConnection(RespClient, asyncio.BufferedProtocol):
             place.reply = FAILED
         if self._last.get(later.key) is asyncio.current_task():
             del self._last[later.key]
-        if not self._leave_scheduled:  # replies that come in one turn of the event loop are written together
+        if self._leave_scheduled:
+            return
+        if len(self._line) == 1:  # a lone command, which would wait for the next turn of the event loop for nothing
+            self._leave_line()
+        else:  # replies that come in one turn of the event loop are written together
             self._leave_scheduled = True
             self._loop.call_soon(self._leave_line)
 

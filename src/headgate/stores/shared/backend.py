@@ -30,6 +30,7 @@ from headgate.stores.shared.columns import Damaged
 from headgate.stores.shared.layout import SLOTS, TOMB
 from headgate.stores.shared.states import SMALLEST, LogWords, StateWords, largest
 from headgate.stores.shared.tables import SharedFile
+from headgate.telemetry.counts import DecisionCounts
 
 logger = logging.getLogger("headgate")
 
@@ -61,6 +62,8 @@ class SharedRule:
         self.check_at = 0
         self.sane = 0  # states up to this number make sense
         self.full_logged = False
+        self.counts = DecisionCounts()
+        self.watched: Any = None  # by telemetry, if a limiter uses this backend
         self.renew()
 
     def renew(self) -> None:
@@ -96,7 +99,7 @@ class SharedRule:
                 self.check(self.now())
                 decision = self.take(key, count)
         except (OSError, StoreUnavailable) as error:
-            return self.fallback.take(check_key(key), count, self.file.note(error), refused=True, unsure=False)
+            return self.answer_by_policy(check_key(key), count, error, 0)
         except UnicodeEncodeError:
             check_key(key)
             raise
@@ -104,6 +107,7 @@ class SharedRule:
             self.fallback.record_success()
         if self.follows:
             self.fallback.follow_store(key, decision)
+        self.counts.add(decision, count)
         return decision
 
     def try_acquire_above(self, key: Any, permits: int, share: int) -> Decision:
@@ -113,12 +117,25 @@ class SharedRule:
             if self.follows and self.fallback.debts:
                 self.change(key, self.fallback.take_debt(key))
             try:
-                return self.take(key, permits, share)
+                decision = self.take(key, permits, share)
             except ChildProcessError:
                 self.check(self.now())
-                return self.take(key, permits, share)
+                decision = self.take(key, permits, share)
         except (OSError, StoreUnavailable) as error:
-            return self.fallback.take(key, permits, self.file.note(error), refused=True, unsure=False, share=share)
+            return self.answer_by_policy(key, permits, error, share)
+        self.counts.add(decision, permits)
+        return decision
+
+    def answer_by_policy(self, key: str, permits: int, error: Exception, share: int) -> Decision:
+        """Let on_store_error answer."""
+        try:
+            noted = self.file.note(error)
+            decision = self.fallback.take(key, permits, noted, refused=True, unsure=False, share=share)
+        except StoreUnavailable:
+            self.counts.fail()
+            raise
+        self.counts.add(decision, permits)
+        return decision
 
     def peek(self, key: Any, permits: Any = 1) -> Decision:
         count = check_permits(permits, self.algorithm.limit, 0)
@@ -338,6 +355,14 @@ class SharedInteger(SharedRule):
                     return super().try_acquire(key, permits)  # which sees whether the state makes sense
                 allowed, used, reset, retry, after = self.law.take(state, now, count)
                 if not allowed or self.swap(key, found, after):
+                    if FREE_THREADED or permits is not ONE:
+                        decision = decision_in(self.law, allowed, used, reset, retry)
+                        self.counts.add(decision, count)
+                        return decision
+                    if allowed:
+                        self.counts.allowed += 1
+                    else:
+                        self.counts.denied += 1
                     return decision_in(self.law, allowed, used, reset, retry)
         except (OSError, UnicodeEncodeError):
             return super().try_acquire(key, permits)  # which answers by the policy, if it happens again
@@ -409,6 +434,7 @@ class SharedLog(SharedStates):
             try:
                 decision = self.take_one(key)
                 if decision is not None:
+                    self.counts.add(decision, 1)
                     return decision
             except (OSError, UnicodeEncodeError, IndexError):
                 pass  # it is answered below, by the policy if it happens again

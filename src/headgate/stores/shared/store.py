@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 class SharedStore:
     """States in files that all processes of this machine map; exact over them, and private to their user.
 
-    url       ``shared://name`` (in memory: /dev/shm) or ``shared:///directory``
-    max_keys  for each rule, chosen when its file is made: 100,000 if not given, about 50 bytes each for buckets
-    clock     for tests
+    Args:
+        url: ``shared://name`` (in memory: /dev/shm) or ``shared:///directory``
+        max_keys: for each rule, chosen when its file is made: 100,000 if not given, about 50 bytes each for buckets
+        clock: for tests
     """
 
     kind = "shared"

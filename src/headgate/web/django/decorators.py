@@ -43,18 +43,27 @@ _names = SubjectNames()
 class ratelimit:  # noqa: N801 # the name of django-ratelimit
     """A limit for a plain view, an async view, a method of a class view, or a whole class view.
 
-    key       "ip", "user" (the address if not logged in), "header:NAME", "get:FIELD", "post:FIELD", a function of the
-              request (or of group and request), the dotted path of one, or a list: several subjects; default:
-              HEADGATE["KEY"]
-    rate      "5/m", "100/5m", "10/second burst 100", a list, a pair (count, seconds), or a function as for key; its
-              result may be None: no limit
-    method    only requests with this method, or with one of these
-    block     False: the view runs in any case, and `request.limited` says what was decided
-    group     limits of one group, rate and key share their state; default: the route. scope is another name for it
+    `request.ratelimit` is the decision. All limits of a view that block are one decision. `ratelimit.exempt` frees a
+    view from the default limit.
 
-    cost, count_if, exempt_when, algorithm, on_store_error, shadow, timeout, on_denied: as in every framework of
-    headgate, see `headgate.web.limit.LimitOptions`. `request.ratelimit` is the decision. All limits of a view that
-    block are one decision. `ratelimit.exempt` frees a view from the default limit.
+    Args:
+        key: "ip", "user" (the address if not logged in), "header:NAME", "get:FIELD", "post:FIELD", a function of the
+            request (or of group and request), the dotted path of one, or a list: several subjects; default:
+            HEADGATE["KEY"]
+        rate: "5/m", "100/5m", "10/second burst 100", a list, a pair (count, seconds), or a function as for key; its
+            result may be None: no limit
+        method: only requests with this method, or with one of these
+        block: False: the view runs in any case, and `request.limited` says what was decided
+        group: limits of one group, rate and key share their state; default: the route
+        scope: another name for group
+        cost: see `LimitOptions`
+        count_if: see `LimitOptions`
+        exempt_when: see `LimitOptions`
+        algorithm: see `LimitOptions`
+        on_store_error: see `LimitOptions`
+        shadow: see `LimitOptions`
+        timeout: see `LimitOptions`
+        on_denied: see `LimitOptions`
     """
 
     ALL = ALL
@@ -119,7 +128,11 @@ class ratelimit:  # noqa: N801 # the name of django-ratelimit
 
     @staticmethod
     def exempt(view: View) -> View:
-        """*view* without the default limit."""
+        """A view without the default limit.
+
+        Args:
+            view: plain, async or a class
+        """
         setattr(view, EXEMPT, (True,))
         return view
 

@@ -188,8 +188,8 @@ class DjangoRateLimits(RateLimitsBase[DjangoLimit]):
         await self._begin(exchange)
         if not self.enabled or exchange.is_preflight():
             return True
-        if self._first_requests.left:
-            self._first_requests.look_at(exchange)
+        if self.watched:
+            self.look_at(exchange)
         charges = [
             Charge(limit, self.limiters_of(limit, "")[0], limit.subjects[0].text(key), permits)
             for limit, key, permits in asked

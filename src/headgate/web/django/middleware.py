@@ -22,7 +22,11 @@ from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, ResponseInfo
 
 
 class RateLimitMiddleware:
-    """Limits what has no limit of its own, and finishes what views have begun. Runs in threads and on event loops."""
+    """Limits what has no limit of its own, and finishes what views have begun. Runs in threads and on event loops.
+
+    Args:
+        get_response: the next layer, which Django gives
+    """
 
     sync_capable = True
     async_capable = True

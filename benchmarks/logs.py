@@ -1,11 +1,9 @@
-"""Measure a sliding window log as a Sorted Set, as a Stream and as the String that it is: the table of algorithms.md.
+"""A sliding window log as a Sorted Set, as a Stream and as the String that it is: bytes, and the server's own time.
 
-    python docs/measure_logs.py     takes about a minute
-
-Prints Markdown: MEMORY USAGE of a log of so many admitted calls, and the server's own time for a check of one permit
-(INFO commandstats, so neither Python nor the network is in it), admitted and denied, the kinds taking turns. The other
-two scripts are as good as we could make them. Both keep a running total, so that sums are differences: the member of
-a Sorted Set is the total and the permits, the ID of a Stream's entry is the time and the total. They do only what is
+MEMORY USAGE of a log of so many admitted calls, and the server's own time for a check of one permit (INFO
+commandstats, so neither Python nor the network is in it), admitted and denied, the kinds taking turns. The other two
+scripts are as good as we could make them. Both keep a running total, so that sums are differences: the member of a
+Sorted Set is the total and the permits, the ID of a Stream's entry is the time and the total. They do only what is
 measured: neither can give permits back, and both take a server's clock for one that never steps back.
 """
 
@@ -14,15 +12,8 @@ from __future__ import annotations
 import statistics
 
 import redis
-from measure_memory import binaries, server
 
-from headgate import Quota
-from headgate.algorithms.fixed_window import QUOTA_LUA
-from headgate.redis.script import LimiterScript
-from headgate.rule import Rule
-
-LENGTHS = [1, 10, 100, 1000, 10_000]
-ROUNDS = 7
+LENGTHS = (1, 10, 100, 1000, 10_000)
 CALLS = 200
 
 # What both have in common. A script has `newest` and `oldest_after`, which give a time, a total and the permits.
@@ -85,6 +76,11 @@ end
 
 def scripts(limit: int) -> dict[str, tuple[str, list[int]]]:
     """The text of each kind's script, and the arguments of the quota."""
+    from headgate import Quota
+    from headgate.algorithms.fixed_window import QUOTA_LUA
+    from headgate.redis.script import LimiterScript
+    from headgate.rule import Rule
+
     rule = Rule(Quota(limit, 3600.0), "sliding_window", "default")
     string = LimiterScript(rule, "rate_limiter", False, None)
     frame = string.text[string.text.index("\nlocal op, now") :]
@@ -115,19 +111,20 @@ def used(client: redis.Redis) -> float:
     return float(client.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
 
 
-def measure(client: redis.Redis, length: int) -> list[str]:
-    memory: dict[str, int] = {}
+def measure(client: redis.Redis, length: int, rounds: int) -> dict[str, dict[str, float]]:
+    """By kind of log: `bytes`, and microseconds of a check that is `admitted` and of one that is `denied`."""
+    found: dict[str, dict[str, float]] = {}
     times: dict[str, dict[str, list[float]]] = {}
-    kinds = scripts(length + ROUNDS * CALLS), scripts(length)
+    kinds = scripts(length + rounds * CALLS), scripts(length)
     for kind in kinds[0]:
         client.flushall()
         filler = Runner(client, kinds[0][kind])
         for _ in range(length):
             filler.check("log")
-        memory[kind] = client.memory_usage("log", samples=0) or 0
+        found[kind] = {"bytes": client.memory_usage("log", samples=0) or 0}
         times[kind] = {"admitted": [], "denied": []}
-    for _ in range(ROUNDS):
-        for kind in memory:
+    for _ in range(rounds):
+        for kind in found:
             client.flushall()
             admits, denies = (Runner(client, scripts[kind]) for scripts in kinds)
             for _ in range(length):
@@ -137,26 +134,6 @@ def measure(client: redis.Redis, length: int) -> list[str]:
                 for _ in range(CALLS):
                     runner.check("log")
                 times[kind][name].append(used(client))
-    row = [f"{length:,}"]
-    for kind in memory:
-        row += [
-            f"{memory[kind]:,}",
-            *(f"{statistics.median(times[kind][name]):.1f}" for name in ("admitted", "denied")),
-        ]
-    return row
-
-
-def main() -> None:
-    for binary in binaries():
-        with server(binary) as client:
-            info = client.info("server")
-            version = info.get("valkey_version") or info["redis_version"]
-            name = "Valkey" if "valkey_version" in info else "Redis"
-            heads = "".join(f" {kind}, bytes | admitted, us | denied, us |" for kind in scripts(1))
-            print(f"\n| {name} {version}: calls in the log |{heads}\n{'|---' * 10}|")
-            for length in LENGTHS:
-                print("| " + " | ".join(measure(client, length)) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    for kind, by in times.items():
+        found[kind] |= {name: statistics.median(values) for name, values in by.items()}
+    return found

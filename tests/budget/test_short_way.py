@@ -1,0 +1,95 @@
+"""The short way of threads to Redis asks for the same, and leaves the same, as the plans that it shortens."""
+
+import random
+from typing import Any
+
+import pytest
+
+from headgate import Budget, RateLimited
+from headgate.budget.server_calls import WAITER_TTL, ServerCalls
+from headgate.redis.script import pack_arguments
+from headgate.telemetry import snapshot
+from headgate.testing import ManualClock
+from tests.support.servers import Server
+
+LEVELS: list[dict[str, Any]] = [{"tokens": "1000/minute", "usd": ["5/hour", "50/day"]}, {"requests": "30/minute"}]
+
+
+class Sent:
+    """Keeps the arguments of an operation, as `PackedOperation` sends them."""
+
+    arguments = b""
+
+    def run(self, arguments: bytes) -> list[Any]:
+        self.arguments = arguments
+        return [1]
+
+
+@pytest.mark.parametrize("on_lost", ["charge", "spent"])
+@pytest.mark.parametrize("path", [["org", "t€am"], ["org"]])
+def test_the_same_request(path: list[str], on_lost: Any) -> None:
+    """Byte by byte: of one level and of two, with counts and money, of callers that wait and of those that do not."""
+    budget = outer = Budget(**LEVELS[0], on_lost=on_lost, hold=7.5)
+    if len(path) > 1:
+        budget = Budget(**LEVELS[1], name="team", on_lost=on_lost, hold=7.5, inside=outer)
+    subject, sent = budget._subject(path), Sent()
+    calls = ServerCalls(sent, sent, subject, budget._terms)
+    values = subject.amounts.encode({"tokens": 900, "usd": "0.000000001"})
+    units = subject.amounts.units(values)
+    for waits, ttl in (True, WAITER_TTL), (False, 0):
+        more = (7_500_000, "", on_lost, ttl, subject.path)
+        calls.reserve("id-1f", units, waits)
+        assert sent.arguments == pack_arguments(*subject.operation("reserve", "id-1f", values, *more).arguments)
+    calls.settle("id-1f", units)
+    assert sent.arguments == pack_arguments(*subject.operation("settle", "id-1f", values, "", 0).arguments)
+
+
+def test_the_same_outcome(redis_server: Server, name: str, clock: ManualClock) -> None:
+    """Random calls of a budget that may go the short way, and of one that may not: replies, state and counters."""
+    short, law = (
+        Budget(**LEVELS[0], store=redis_server.url, name=name + each, clock=clock, hold=20.0)
+        for each in ("short", "law")
+    )
+    law._subject("a").calls = None
+    assert short._subject("a").calls is not None
+    dice, holds, seen = random.Random(7), list[Any](), set[str]()
+    for _ in range(400):
+        clock.advance(dice.choice([0.0, 0.3, 2.0, dice.choice([0.0, 25.0])]))
+        if dice.random() < 0.6 or not holds:
+            amounts: dict[str, Any] = {"tokens": dice.choice([0, 50, 400]), "usd": dice.choice(["0.1", "1.25"])}
+            both = [_reserved(budget, amounts) for budget in (short, law)]
+            assert type(both[0]) is type(both[1])
+            if isinstance(both[0], RateLimited):
+                assert both[0].decision == both[1].decision
+                seen.add("refused")
+            else:
+                holds.append(both)
+                seen.add("granted")
+        else:
+            both = holds.pop(dice.randrange(len(holds)))
+            final = {"tokens": dice.choice([0, 30, 450])}
+            replies = [hold.settle(**final) for hold in both]
+            assert replies[0] == replies[1] and [hold.settle(**final) for hold in both] == [False, False]
+            seen.add(f"settled {replies[0]}")
+        assert short.remaining("a") == law.remaining("a")
+        left = [
+            sorted((hold.expires_in, str(hold.amounts)) for hold in budget.unsettled("a")) for budget in (short, law)
+        ]
+        assert left[0] == left[1] and len(short.unsettled()) == len(law.unsettled())
+    assert seen == {"granted", "refused", "settled True"}
+    assert _counted(name + "short") == _counted(name + "law") != {}
+
+
+def _reserved(budget: Budget, amounts: dict[str, Any]) -> Any:
+    try:
+        return budget.reserve("a", timeout=0, **amounts)
+    except RateLimited as refused:
+        return refused
+
+
+def _counted(name: str) -> dict[Any, float]:
+    return {
+        (row.name, row.labels.get("amount"), row.labels.get("result")): row.value
+        for row in snapshot()
+        if row.labels.get("budget") == name and not row.name.endswith("time")
+    }
