@@ -4,8 +4,10 @@ import gc
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import redis
 
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
@@ -66,19 +68,44 @@ class Witness:
         self.saw += [socket.fileno() == -1 for socket in self.sockets]
 
 
-def test_garbage_collection(redis_server: Server) -> None:
+def sockets_of(store: RedisStore) -> list[socket.socket]:
+    """Those that it has opened for threads: for calls, unless a client was handed in, and for `health`."""
+    found = []
+    for executor in (store.sync_executor(), store._health_executor):
+        for node in executor.connections() if executor else ():
+            pool: Any = node._source
+            ours = store.url is None and executor is store._health_executor
+            idle = pool._available_connections if ours else [connection for connection, _ in node._idle]
+            found += [connection._sock for connection in idle]
+    return found
+
+
+@pytest.mark.parametrize("by_client", [False, True])
+def test_garbage_collection(by_client: bool, redis_server: Server) -> None:
     """Sockets are closed before the collector comes to them: a socket that is still open complains."""
     saw: list[bool] = []
-    older = Witness(saw)
-    store = RedisStore(redis_server.url)
-    limiter = Limiter("10/minute", store=store)
-    assert limiter.try_acquire("k")
-    younger = Witness(saw)
-    for witness in (older, younger):
-        witness.sockets = [
-            connection._sock for node in store.sync_executor().connections() for connection, _ in node._idle
-        ]
-        witness.ring = [older, younger, store, limiter]
-    del older, store, limiter, younger, witness
-    gc.collect()
-    assert saw == [True, True]
+    with redis.Redis.from_url(redis_server.bare_url) as client:
+        older = Witness(saw)
+        store = RedisStore(client if by_client else redis_server.url)
+        limiter = Limiter("10/minute", store=store)
+        assert limiter.try_acquire("k") and limiter.health().healthy
+        younger = Witness(saw)
+        for witness in (older, younger):
+            witness.sockets = sockets_of(store)
+            witness.ring = [older, younger, store, limiter]
+        del older, store, limiter, younger, witness
+        gc.collect()
+    assert saw == [True] * (2 if by_client else 4)  # of two witnesses
+
+
+@pytest.mark.parametrize("by_client", [False, True])
+def test_close(by_client: bool, redis_server: Server) -> None:
+    """`close` closes what the store has opened, not the connections of a client that was handed in."""
+    with redis.Redis.from_url(redis_server.bare_url) as client:
+        store = RedisStore(client if by_client else redis_server.url)
+        with Limiter("10/minute", store=store) as limiter:
+            assert limiter.try_acquire("k") and limiter.health().healthy
+        sockets = sockets_of(store)
+        store.close()
+        assert [socket.fileno() for socket in sockets] == [-1] * (1 if by_client else 2)
+        assert all(connection._sock.fileno() != -1 for connection in client.connection_pool._available_connections)

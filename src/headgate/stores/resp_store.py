@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from time import monotonic
 from typing import TypeVar
 
@@ -84,10 +85,19 @@ class RespStore(StoreOnServer[SyncExecutor, AsyncExecutor]):
         with self._health_lock:
             if self._health is None or monotonic() - self._health_at > 1.0:
                 if self._health_executor is None:
-                    self._health_executor = SyncExecutor(_separate(self._sync_source()), self._server_name)
+                    self._health_executor = self._open_health()
                 seen = self._health_executor.examine(HEALTH_TIMEOUT, self._check_timeout())
                 self._health, self._health_at = _with_connections(seen, self._sync_executor), monotonic()
             return self._health
+
+    def _open_health(self) -> SyncExecutor:
+        source = _separate(self._sync_source())
+        executor = SyncExecutor(source, self._server_name)
+        if not isinstance(source, RedisURL):
+            # The pool was made for these checks. `close` drops the executor, which may still be in use in another
+            # thread; the last one closes the sockets, before a garbage collection finds them open, which would warn.
+            weakref.finalize(executor, source.disconnect).atexit = False
+        return executor
 
     async def _examine(self) -> Health:
         source = _separate(self._async_source())
