@@ -16,6 +16,7 @@ from headgate.testing import ManualClock
 from tests.service.browser.chromium import Chromium
 from tests.support.callers import Callers, MakeLimiter
 from tests.support.clusters import Cluster, Node, Sentinels
+from tests.support.left_open import note_openers
 from tests.support.postgres import PostgresServer
 from tests.support.servers import KINDS, PATIENCE, Server, Servers, quiet_port
 from tests.support.service import Service
@@ -47,7 +48,9 @@ CORE = ("asgi", "client_ip", "core", "limit", "permits", "quota_function", "wsgi
 WITHOUT_FRAMEWORK = {f"test_{name}.py" for name in CORE}
 
 
+@pytest.hookimpl(trylast=True)  # after pytest has set its hook for errors of finalizers
 def pytest_configure(config: pytest.Config) -> None:
+    note_openers()
     config.addinivalue_line("markers", f"bounded(seconds): fail after so long; {DEFAULT_BOUND} if not marked")
     config.addinivalue_line(
         "markers",
@@ -117,6 +120,13 @@ def _starts_server(fixture: Callable[..., Any]) -> bool:
 def _mentions_server(kind: Any) -> bool:
     """Whether this type is one of STARTED, or made of one, as Iterator[Server] is."""
     return (isinstance(kind, type) and issubclass(kind, STARTED)) or any(map(_mentions_server, get_args(kind)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Find what the tests of a module left open, before a test of another module is blamed for it."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import gc
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import redis
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
 from tests.support.servers import Server
+
+ROOT = Path(__file__).parent.parent
 
 PROGRAM = """
 import asyncio, gc, sys
@@ -109,3 +112,28 @@ def test_close(by_client: bool, redis_server: Server) -> None:
         store.close()
         assert [socket.fileno() for socket in sockets] == [-1] * (1 if by_client else 2)
         assert all(connection._sock.fileno() != -1 for connection in client.connection_pool._available_connections)
+
+
+LEAK = """
+import socket
+
+def test_careless():
+    ring = [socket.socket()]
+    ring.append(ring)
+
+def test_last_of_its_module():
+    pass
+"""
+
+
+def test_suite_names_who_left_a_socket_open(tmp_path: Path) -> None:
+    """The error comes at the end of the module, and says which test opened the socket and where."""
+    (tmp_path / "test_leak.py").write_text(LEAK)
+    (tmp_path / "test_other.py").write_text("def test_innocent(): pass")
+    ours = ["-p", "tests.conftest", "-c", "pyproject.toml", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *ours, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert "3 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "test_last_of_its_module - pytest.PytestUnraisable" in done.stdout
+    assert "test_leak.py::test_careless (call), by the thread 'MainThread', at" in done.stdout
+    assert "test_leak.py:5 in test_careless" in done.stdout
