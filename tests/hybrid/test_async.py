@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from headgate.stores.redis import RedisStore
 from tests.hybrid.test_limiter import KINDS, SLOW, out
 from tests.support.clocks import PATIENCE, until_async
 from tests.support.hybrid_stores import AsyncHeldStore
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,6 +190,19 @@ async def used(limiter: AsyncHybridLimiter) -> str:
     state = limiter.store_health().state
     await limiter.aclose()
     return state
+
+
+def test_collected_after_an_outage() -> None:
+    """The error that a limiter remembers of an outage does not keep alive what the callers knew, itself included."""
+
+    def outage() -> weakref.ref[AsyncHybridLimiter]:
+        limiter = AsyncHybridLimiter("5/second", store=f"redis://127.0.0.1:{free_port()}")
+        assert asyncio.run(used(limiter)) == "open"
+        return weakref.ref(limiter)
+
+    limiter = outage()
+    gc.collect()
+    assert limiter() is None
 
 
 def test_store_health(redis_server: Server) -> None:

@@ -282,13 +282,14 @@ limiter = HybridLimiter("100/day", store=sys.argv[1], on_store_error="allow")
 assert all(limiter.try_acquire("k").degraded for _ in range(7))
 """,
     "asyncio": """
-import asyncio, sys
+import asyncio, gc, sys
 from headgate import AsyncHybridLimiter
 async def main():
     async with AsyncHybridLimiter("100/day", store=sys.argv[1], on_store_error="allow") as limiter:
         for _ in range(7):
             assert (await limiter.try_acquire("k")).degraded
 asyncio.run(main())
+gc.collect()
 """,
 }
 

@@ -28,6 +28,7 @@ from headgate.hybrid.protocol import LeaseReply
 from headgate.stores.base import LeaseCall, LeaseStore
 
 RELEASE_TIMEOUT = 1.0  # seconds that closing may take to give leases back; then they run out by themselves
+MOST_UNSENT = 100  # event loops that ended in an outage and whose releases are kept until the process ends
 LINGER = 1.0  # seconds that a thread or task without work waits for a caller before it ends
 SUSPENDED = 500_000_000  # nanoseconds: a machine that was suspended for longer has lost its leases
 CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", 0)  # Linux; other systems cannot tell
@@ -70,6 +71,8 @@ class StoreLeaseManager(LeaseManager):
 
     def fail_now(self, items: Sequence[SyncItem], error: BaseException) -> None:
         reason = error.__cause__ if isinstance(error, StoreUnavailable) and error.__cause__ else error
+        if reason is not error:  # it is kept; the frames in an event loop lead to the caller, and so to the limiter
+            _forget_frames(reason)
         self.fail(self.read_clock(), items, reason if isinstance(reason, Exception) else RuntimeError(repr(reason)))
 
     def may_end(self) -> bool:
@@ -246,6 +249,7 @@ class LoopLeaseManager(StoreLeaseManager):
 
     def wake_background(self) -> None:
         self._called = True
+        _UNSENT.discard(self)
         self.wake.set()
         if self._task is None or self._task.done():
             self._task = self.loop.create_task(self.run_in_loop(self.wake), name="headgate-hybrid")
@@ -276,6 +280,7 @@ class LoopLeaseManager(StoreLeaseManager):
             if exchange is not None:
                 with suppress(StoreUnavailable):
                     await arun(self._releases(until), exchange)
+        self._keep_unsent()
 
     def _releases(self, until: float) -> Generator[list[LeaseCall], list[LeaseReply | str], None]:
         for limiter in list(self.limiters):
@@ -299,10 +304,28 @@ class LoopLeaseManager(StoreLeaseManager):
         if task:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        if self._task is None:
+            self._keep_unsent()
+
+    def _keep_unsent(self) -> None:
+        """Stay alive with what could not be given back, for the end of the process, which tries once more and logs."""
+        if self.releases and len(_UNSENT) < MOST_UNSENT:
+            _UNSENT.add(self)
+        elif self.releases:
+            with self.lock:
+                self.releases.discard_all()
 
 
 _THREADS: weakref.WeakSet[ThreadLeaseManager] = weakref.WeakSet()
 _LOOPS: weakref.WeakSet[LoopLeaseManager] = weakref.WeakSet()
+_UNSENT: set[LoopLeaseManager] = set()  # whose event loop has no more work for them
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Take the tracebacks off *error* and what caused it: they keep alive all that the callers know."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def suspended_time() -> int:
