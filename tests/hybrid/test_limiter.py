@@ -693,3 +693,12 @@ def test_unknown_options(option: dict[str, Any], message: str) -> None:
     """An unknown option raises a TypeError that lists the known ones."""
     with pytest.raises(TypeError, match=message):
         HybridLimiter("5/s", store="redis://127.0.0.1:1", **option)
+
+
+def test_thread_ends_while_a_manual_clock_stands(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limiter in a test, with a clock that nobody moves any more, leaves no thread behind."""
+    monkeypatch.setattr("headgate.hybrid.background.LINGER", 0.01)
+    with HybridLimiter("10/day", store=redis_server.url, clock=ManualClock()) as limiter:
+        assert limiter.try_acquire("k")
+        assert limiter._backend.manager._thread is not None
+    until(lambda: limiter._backend.manager._thread is None)

@@ -106,7 +106,10 @@ class StoreLeaseManager(LeaseManager):
                     await (asyncio.sleep(0) if self.health.partitioned else asyncio.wait(trips))
                     continue
                 seconds = self.seconds_until_work(self.read_clock())
-                await self.clock.wait_async(wake, LINGER if seconds is None else seconds)
+                if seconds is None:
+                    await SYSTEM_CLOCK.wait_async(wake, LINGER)  # also where the clock is one that stands still
+                else:
+                    await self.clock.wait_async(wake, seconds)
                 if seconds is None and not trips and self.may_end():
                     return
         finally:
@@ -203,7 +206,10 @@ class ThreadLeaseManager(StoreLeaseManager):
                 self.trip_under_way = False
                 continue
             seconds = self.seconds_until_work(self.read_clock())
-            self.clock.wait(self.wake, LINGER if seconds is None else seconds)
+            if seconds is None:
+                self.wake.wait(LINGER)  # also where the clock is one that stands still
+            else:
+                self.clock.wait(self.wake, seconds)
             if seconds is None and self.may_end():
                 return
 
