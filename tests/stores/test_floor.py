@@ -11,12 +11,12 @@ from headgate.testing import ManualClock
 from tests.support.callers import Callers
 from tests.support.quotas import LAWS
 from tests.support.servers import Server
-from tests.support.stores import OpenStores, ThreeServers, rows, service
+from tests.support.stores import OpenStores, ThreeServers, rows, service, three_servers
 
 QUOTAS: list[list[str]] = [["10/30d"], ["7/second"], ["10/minute", "25/10m"]]
 
 
-@pytest.fixture(params=rows(lambda row: row.whole or row.open is service))
+@pytest.fixture(params=rows(lambda row: row.whole or row.open in (service, three_servers)))
 def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Any:
     """Callers of every store that takes floors."""
     name, colour = request.param
