@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate import Limiter
 from headgate.inspection.doctor import examine, worst
 from headgate.inspection.plan import compare_quotas
 from headgate.inspection.redis_server import of_info
@@ -148,7 +149,61 @@ def test_doctor_of_postgresql(postgres_server: PostgresServer) -> None:
     postgres_server.rows("REVOKE ALL ON headgate_version FROM headgate")
     found = {finding.check: finding for finding in examine(postgres_server.url)}
     assert found["limiters"].state == "problem" and "permission denied" in found["limiters"].detail
-    assert found["server"].state == "unknown"
+    assert found["version"].state == found["size"].state == "ok"
+
+
+@pytest.mark.server
+@pytest.mark.once
+def test_doctor_of_a_standby() -> None:
+    """A server that follows another one takes no writes, which is said beside what then fails."""
+    server = PostgresServer()
+    try:
+        Path(server.directory, "data", "standby.signal").touch()
+        server.restart()
+        found = {finding.check: finding for finding in examine(server.url)}
+    finally:
+        server.stop()
+    assert found["limiters"].state == "problem" and found["version"].state == "ok"
+    assert found["role"].state == "problem" and "standby" in found["role"].detail
+
+
+def test_doctor_of_nothing_there(tmp_path: Path) -> None:
+    """A directory that is not there is said to be missing, and is not made; one that cannot be used is a problem."""
+    missing, wide, file = tmp_path / "not" / "there", tmp_path / "wide", tmp_path / "file"
+    wide.mkdir()
+    wide.chmod(0o777)
+    file.touch()
+    before = sorted(tmp_path.rglob("*"))
+    (found,) = examine(f"shared://{missing}")
+    assert (found.check, found.state) == ("directory", "warning") and "not there yet" in found.detail
+    for unfit, words in ((wide, "mode to 700"), (file, "another kind of file"), (file / "x", "cannot be made")):
+        (found,) = examine(f"shared://{unfit}")
+        assert found.state == "problem" and words in found.detail
+    with pytest.raises(ValueError, match="max_keys"):
+        examine(f"shared://{missing}?max_keys=few")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_doctor_of_shared(tmp_path: Path) -> None:
+    """What a limiter does is tried in the directory, and what is there stays as it was, without a file more."""
+    url = f"shared://{tmp_path}/a store"
+    with Limiter("10/30d", store=url) as limiter:
+        limiter.try_acquire("k")
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        found = {finding.check: finding.state for finding in examine(url)}
+        assert found["directory"] == found["limiters"] == found["latency"] == found["health"] == "ok"
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        assert [finding.check for finding in examine(url, f"shared://{tmp_path}/b")][-1] == "together"
+        assert len(list(tmp_path.rglob("*"))) == 2
+
+
+@pytest.mark.server  # none that answers
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:{}", "postgresql://a@127.0.0.1:{}/b", "headgate://127.0.0.1:{}"])
+def test_doctor_says_a_cause_once(url: str) -> None:
+    """A server that is not there is one problem; what could not be looked at is unknown."""
+    found = examine(url.format(free_port()))
+    assert [finding.state for finding in found] == ["problem", "unknown"]
+    assert str(found).count("onnection refused") == 1
 
 
 def test_doctor_of_several(redis_server: Server, postgres_server: PostgresServer) -> None:
