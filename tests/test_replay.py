@@ -206,8 +206,11 @@ def test_times(given: object, expected: int | None) -> None:
         ("ts,who\n5,a\n", {"key": "user"}, "no 'user'; it has ts, who"),
         (combined(ROWS[0]), {"key": "usr"}, "no field 'usr'; it has address"),
         (combined(ROWS[0]), {"key": "{user"}, "template"),
+        (combined(ROWS[0]), {"time": "ts"}, "--time is for JSON and CSV"),
+        ("\x7fELF\0\1\2\n", {}, "log: it is no text"),
+        ("a\rb\rc\n", {}, "log: its first line is of no known format"),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_bad_logs(text: str, options: Any, words: str, tmp_path: Path) -> None:
     """The error says what the log has."""
@@ -318,7 +321,8 @@ def test_bad_commands(
 def test_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A log without a request is an error, and a file that is not there too."""
     (tmp_path / "empty").write_text("")
-    assert run(capsys, "replay", tmp_path / "empty", "--quota", "1/s")[0] == 1
+    code, _, error = run(capsys, "replay", tmp_path / "empty", "--quota", "1/s")
+    assert code == 1 and "the log is empty" in error
     assert run(capsys, "replay", tmp_path / "none", "--quota", "1/s")[0] == 1
 
 

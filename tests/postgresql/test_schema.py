@@ -7,7 +7,7 @@ import pytest
 
 from headgate import Limiter
 from headgate.errors import StoreUnavailable
-from headgate.postgresql.schema import VERSION
+from headgate.postgresql.schema import FUNCTIONS, VERSION
 from headgate.stores import PostgreSQLStore
 from tests.support.callers import in_threads
 from tests.support.clocks import until
@@ -83,6 +83,32 @@ def test_tables_of_others(wrong: str, postgres_server: PostgresServer) -> None:
     command = migrate(postgres_server.url)
     assert command.returncode == 1 and words in command.stderr and PASSWORD not in command.stderr
     assert postgres_server.tables() == before
+
+
+OLDER = """
+CREATE TABLE headgate_version (version integer NOT NULL); INSERT INTO headgate_version VALUES (1);
+CREATE TABLE headgate_state (key text PRIMARY KEY, tokens bigint);
+CREATE FUNCTION headgate_sweep(pages integer, now_us bigint) RETURNS integer LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION headgate_check(key text) RETURNS integer LANGUAGE sql AS 'SELECT 1';
+CREATE TABLE headgate_other (id integer);
+"""
+
+
+def test_replace(postgres_server: PostgresServer) -> None:
+    """Tables of another version are told how to replace; that drops them and their functions, and nothing else."""
+    postgres_server.rows(f"SET ROLE headgate; {OLDER}")
+    refused = migrate(postgres_server.url)
+    assert refused.returncode == 1 and "headgate migrate --replace URL" in refused.stderr
+    with Limiter("5/30d", store=postgres_server.url, on_store_error="raise") as limiter:
+        with pytest.raises(StoreUnavailable, match=r"version 1 .*`headgate migrate --replace URL`"):
+            limiter.try_acquire("k")
+        assert "DROP TABLE" in migrate(postgres_server.url, "--replace", "--sql").stdout
+        for left in (4, 3):  # a second time there is nothing to replace
+            assert migrate(postgres_server.url, "--replace").returncode == 0
+            assert limiter.try_acquire("k").remaining == left
+    assert postgres_server.tables() == sorted([*OURS, "headgate_other"])
+    functions = postgres_server.rows("SELECT proname FROM pg_proc WHERE proname LIKE 'headgate%'")
+    assert sorted(name for (name,) in functions) == sorted(f"headgate_{name}" for name in FUNCTIONS)
 
 
 def test_tables_that_are_dropped(postgres_server: PostgresServer) -> None:

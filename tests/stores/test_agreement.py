@@ -182,6 +182,25 @@ def test_how_many_may_fail(stores: int, silent: int) -> None:
     assert {store.peek("k", 0).remaining for store in live} == {9}
 
 
+def test_refilled_stores_are_not_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first store refuses, what refills until the others are looked at does not count as missed by them."""
+    levelled: list[int] = []
+
+    class Noted(Majority):
+        def _level(self, store: int, key: str) -> Any:
+            levelled.append(store)
+            yield 0.0
+
+    network, stores, [process] = fleet(monkeypatch, 0, Rule("1000/second"), processes=1, of=Noted)
+    network.delay = 5_000.0  # microseconds: five permits
+    for store in stores:
+        assert store.try_acquire("k", 1000)
+    for _ in range(3):
+        network.start(process.plan(LimiterCall("take", "k", 900), None), lambda made: None)
+        network.run(network.seconds() + 0.2)
+    assert not levelled
+
+
 def test_stores_that_refuse() -> None:
     """An error that all missing stores answered with is told from silence: it is logged once."""
     rule = Rule("10/30d")

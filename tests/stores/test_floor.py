@@ -1,22 +1,24 @@
 """A floor: a call is allowed only if that share of the capacity remains, so that other callers find it."""
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 
-from headgate import HybridLimiter, Limiter
+from headgate import Decision, HybridLimiter, Limiter
 from headgate.errors import InvalidPermits, PermitsExceedLimit
 from headgate.testing import ManualClock
 from tests.support.callers import Callers
+from tests.support.clocks import until
 from tests.support.quotas import LAWS
 from tests.support.servers import Server
-from tests.support.stores import OpenStores, ThreeServers, rows, service
+from tests.support.stores import OpenStores, ThreeServers, rows, service, three_servers
 
 QUOTAS: list[list[str]] = [["10/30d"], ["7/second"], ["10/minute", "25/10m"]]
 
 
-@pytest.fixture(params=rows(lambda row: row.whole or row.open is service))
+@pytest.fixture(params=rows(lambda row: row.whole or row.open in (service, three_servers)))
 def callers(request: pytest.FixtureRequest, open_stores: OpenStores) -> Any:
     """Callers of every store that takes floors."""
     name, colour = request.param
@@ -52,6 +54,25 @@ def test_several_stores(agree: Any, open_stores: OpenStores) -> None:
         made = [limiter.try_acquire("k", floor=0.25).allowed for _ in range(8)]
         assert made == [True] * (5 if agree == "majority" else 7) + [False] * (3 if agree == "majority" else 1)
         assert last.peek("k", 0).remaining == (3 if agree == "majority" else 8)
+
+
+@pytest.mark.parametrize("row", rows(lambda row: row.whole or row.open is service, ("async",)))
+def test_cancelled_call(row: tuple[str, str], open_stores: OpenStores) -> None:
+    """A task that is cancelled while its call with a floor is under way spends nothing."""
+    with Callers(open_stores.empty(row[0]), row[1]) as callers:
+        limiter: Any = callers.limiter("1000/30d")
+
+        async def cancel_all() -> list[Any]:
+            tasks = [asyncio.create_task(limiter.limiter.try_acquire("k", 2, floor=0.25)) for _ in range(20)]
+            for _ in range(3):  # turns of the event loop, after which the calls are sent
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        limiter.peek("k")
+        granted = sum(2 for _ in range(5) for made in callers.run(cancel_all()) if isinstance(made, Decision))
+        until(lambda: limiter.peek("k", 0).remaining == 1000 - granted)
 
 
 @pytest.mark.parametrize("quotas", QUOTAS, ids=str)

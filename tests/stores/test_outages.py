@@ -126,16 +126,18 @@ def test_bad_input(policy: str, failing_callers: Callers) -> None:
 
 
 def test_recovery(failing_callers: Callers, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage is noticed at once, and over as soon as the store is back; the log says each once."""
+    """An outage is noticed at once, and over as soon as the store is back; the log says each once for all limiters."""
     limiter = failing_callers.limiter("1000/30d", on_store_error="allow")
+    other = failing_callers.limiter("1000/30d", on_store_error="allow", name="other")  # with a breaker of its own
     for outages in (1, 2):
         assert not any(decision.degraded for decision in failing_callers.at_once(limiter.try_acquire, 100, "k"))
         with failing_callers.store.gone():
             for decision in failing_callers.at_once(limiter.try_acquire, 100, "k"):
                 assert decision.allowed and decision.degraded
             for _ in range(5):  # those that fail together are one failure: the breaker opens now
-                assert limiter.try_acquire("k").degraded
-        recover(limiter)
+                assert limiter.try_acquire("k").degraded and other.try_acquire("k").degraded
+            assert limiter.store_health().state == other.store_health().state == "open"
+        recover(limiter, other)
         assert limiter.try_acquire("k").remaining == 999, "a new store has forgotten everything"
         said = [record for record in caplog.records if record.name == "headgate"]
         assert [record.levelname for record in said] == ["ERROR", "WARNING"] * outages

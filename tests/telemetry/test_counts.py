@@ -199,6 +199,7 @@ def test_store_calls(servers_apart: Server, figures: Figures) -> None:
     server = servers_apart
     limiter = Limiter("5/hour", name=figures.name, store=server.url)
     strict = Limiter("6/hour", name=figures.name, store=limiter.store, on_store_error="raise")
+    other = Limiter("5/hour", name="other", store=server.url)  # with a breaker of its own
     for _ in range(7):
         limiter.try_acquire("k")
     store = Figures(limiter.store.display_name)  # type: ignore[attr-defined]  # a RedisStore
@@ -214,10 +215,14 @@ def test_store_calls(servers_apart: Server, figures: Figures) -> None:
         strict.try_acquire("k")
     assert store("headgate.store.calls", result="failed") == 3
     assert store("headgate.store.calls", result="skipped") == 4
+    for _ in range(3):
+        other.try_acquire("k")
+    assert other.store_health().opened == limiter.store_health().opened == 1
     assert store("headgate.store.breaker.open") == 1
     assert store("headgate.store.breaker.opened") == 1
     assert figures(DECISIONS, result="allowed", degraded="true") == 6
     assert figures(DECISIONS, result="error") == 1
+    other.close()
     limiter.close()
 
 
@@ -232,6 +237,10 @@ def test_hybrid(redis_url: str, figures: Figures) -> None:
     assert figures("headgate.lease.permits", decided="local", result="denied") > 0
     assert figures("headgate.lease.reports") > 0
     assert figures("headgate.lease.keys") == 1
+    (owner,) = limiter.store.backends  # the leases of threads
+    owner.spent -= 10  # as a scrape finds it while a lease is moved from one list to another
+    assert figures("headgate.lease.permits") == 130, "no counter falls"
+    owner.spent += 10
     server = Figures(limiter.store.store.display_name)  # type: ignore[attr-defined]  # a RedisStore
     assert server.has("headgate.lease.trips") and server.has("headgate.lease.up")
     gone = weakref.ref(limiter)

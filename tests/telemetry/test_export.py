@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,27 @@ def test_opentelemetry(figures: Figures) -> None:
     }
     assert found["headgate.decisions", "allowed"] == 1 and found["headgate.permits", "allowed"] == 2
     assert found["headgate.decisions", "denied"] == 1
+
+
+@pytest.mark.parametrize("directory", [3, True, b"x", [], "", "a\0b"])
+def test_wrong_directories(directory: Any) -> None:
+    """They are named, with what would be right."""
+    with pytest.raises(ValueError, match="directory must be the path of a folder, or None"):
+        Collector(directory=directory)
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    """The error names it, and says what telemetry needs."""
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"telemetry needs a folder that this user may write to .*/file"):
+        Collector(directory=tmp_path / "file")
+
+
+@pytest.mark.parametrize("provider", ["x", 0, MeterProvider])
+def test_wrong_meter_providers(provider: Any) -> None:
+    """They are named, with what would be right."""
+    with pytest.raises(ValueError, match="meter_provider must be a MeterProvider, or None"):
+        instrument(provider)
 
 
 @pytest.mark.server

@@ -139,6 +139,23 @@ def test_processes_that_end(tmp_path: Path, figures: Figures) -> None:
     shared.close()
 
 
+RUBBISH = [b"", b"\0\xff", b"3", b"null", b"[1]", b'{"a": 1}', b'[["headgate.decisions", 3, 4]]', b'[[["x"], [], 1]]']
+
+
+@pytest.mark.parametrize("rubbish", RUBBISH)
+def test_files_of_others(rubbish: bytes, tmp_path: Path, figures: Figures) -> None:
+    """They are left as they are, whatever they contain; files of ours that are broken are left out."""
+    others = [tmp_path / name for name in ("settings.json", "settings.toml", "my-app.json", "my-app.lock", "7-x.json")]
+    for path in (*others, tmp_path / workers.ENDED, tmp_path / "7-0123456789ab.json"):
+        path.write_bytes(rubbish)
+    limiter = Limiter("5/hour", name=figures.name)
+    limiter.try_acquire("k")
+    shared = shared_figures(tmp_path)
+    assert decisions(shared, figures.name) == 1
+    assert [path.read_bytes() for path in others] == [rubbish] * len(others)
+    shared.close()
+
+
 @pytest.mark.server
 def test_a_live_process_is_not_taken_for_dead(tmp_path: Path, figures: Figures) -> None:
     """Its gauges are added up with ours as long as it lives."""

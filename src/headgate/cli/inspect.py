@@ -26,8 +26,8 @@ DOCTOR = (
 )
 MIGRATE = (
     "Make the tables and functions of a PostgreSQL store, and replace the functions by those of this headgate. It can "
-    "be run again, and from several hosts at a time. Tables of the same names that are not of headgate, or of another "
-    "version of it, are an error, and are left as they are."
+    "be run again, and from several hosts at a time. Tables of the same names that are not of headgate are an error, "
+    "and stay as they are; so are those of another version of it, without --replace."
 )
 TOP = "Show the rules of a running service and their rates, until Ctrl-C. With headgate[cli] it has colours."
 
@@ -37,6 +37,9 @@ def add_migrate(commands: Any) -> None:
     parser.add_argument("url", metavar="URL", help="postgresql://user:password@host:5432/database")
     parser.add_argument("--prefix", help="what the names of tables and functions start with (default headgate)")
     parser.add_argument("--sql", action="store_true", help="print the statements instead of running them")
+    parser.add_argument(
+        "--replace", action="store_true", help="drop tables of another version, so that all limits start anew"
+    )
     parser.set_defaults(run=migrate)
 
 
@@ -49,9 +52,9 @@ def migrate(options: argparse.Namespace) -> int:
     try:
         store: Any = kind.load().from_url(options.url, **given)
         if options.sql:
-            print(store.schema_sql())
+            print(store.schema_sql(replace=options.replace))
             return 0
-        store.migrate()
+        store.migrate(replace=options.replace)
     except (ValueError, StoreUnavailable) as error:
         return refuse(error, 1)
     print(f"ready: {store.display_name}, tables {store.url.prefix}_state, {store.url.prefix}_log")

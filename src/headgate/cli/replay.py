@@ -78,6 +78,8 @@ def replay(options: argparse.Namespace) -> int:
         traffic = read_traffic(options.logs, LineReader(options.format, options.key, options.time), _show_progress())
     except (BadLog, OSError) as error:
         return refuse(error, 1)
+    if not len(traffic) and not traffic.skipped:
+        return refuse("the log is empty", 1)
     if not len(traffic):
         return refuse(f"none of the {traffic.skipped.total():,} lines is a request with {_wanted(options)}", 1)
     given = Quota.parse(options.quota[0]) if options.quota and len(options.quota) == 1 else None

@@ -2,7 +2,8 @@
 
 Every finding is one of ok, warning, problem and unknown. Clouds hide settings, and then "unknown" is the result. Rights
 are tried with a limiter and a semaphore of the doctor's own, whose keys are deleted in the end or expire in an hour.
-On a Cluster they are tried at each server that decides, since each has users of its own.
+On a Cluster they are tried at each server that decides, since each has users of its own. In the directory of a shared
+store, they are tried in a folder of the doctor's own, which is removed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from statistics import quantiles
 from typing import Any
 
@@ -17,7 +19,7 @@ from headgate.coordination import Semaphore
 from headgate.errors import HeadgateError
 from headgate.inspection.finding import Finding, FindingState
 from headgate.limiter import Limiter
-from headgate.stores.base import Agree, Health, Store, open_store
+from headgate.stores.base import Agree, Health, Store, open_store, scheme_of
 
 CALLS = 200  # whose latency is measured, for each server
 SLOW, TOO_SLOW = 0.02, 0.08  # seconds of the 99th percentile; a check has 0.08 s if the URL says nothing else
@@ -29,18 +31,33 @@ def examine(*urls: str) -> list[Finding]:
 
     Raises `ValueError` if one of them is no store.
     """
-    stores = [open_store(url, None, {})[0] for url in urls]
-    try:
+    with ExitStack() as opened:
+        stores: list[Store] = []
         found: list[Finding] = []
-        for store in stores:
-            name = f"{_name(store)} " if len(stores) > 1 else ""
-            found += [Finding(f"{name}{check}", state, detail) for check, state, detail in _examine(store)]
-        if len(stores) > 1:
+        for url in urls:
+            store, first = _open(url, opened)
+            name = f"{url if store is None or first else _name(store)} " if len(urls) > 1 else ""
+            if store is not None:
+                stores.append(store)
+                first += _examine(store)
+            found += [Finding(f"{name}{check}", state, detail) for check, state, detail in first]
+        if 1 < len(urls) == len(stores):
             found += _together(stores)
+        elif len(urls) > 1:
+            found.append(Finding("together", "unknown", "not tried, as one of the stores is not there"))
         return found
-    finally:
-        for store in stores:
-            store.close()
+
+
+def _open(url: str, opened: ExitStack) -> tuple[Store | None, list[Finding]]:
+    """The store of *url* if there is one, and what is to be said before it is tried."""
+    if scheme_of(url) == "shared://":
+        from headgate.inspection.shared_directory import trial_store
+
+        trial, finding = opened.enter_context(trial_store(url))
+        return trial, [finding]
+    store = open_store(url, None, {})[0]
+    opened.callback(store.close)
+    return store, []
 
 
 def worst(findings: list[Finding]) -> FindingState:
@@ -52,17 +69,24 @@ def worst(findings: list[Finding]) -> FindingState:
 def _examine(store: Store) -> Iterator[Finding]:
     keys = _key_of_each_server(store)
     rights = [finding for server, key in keys.items() for finding in _rights(store, key, server)]
+    works = all(finding.state != "problem" for finding in rights)
+    health = store.health() if hasattr(store, "health") else None
+    down = not works and health is not None and health.reason == "down"
     yield from rights
-    if all(finding.state != "problem" for finding in rights):
+    if works:
         yield _coordination(store)
         for server, key in keys.items():
             yield from _latency(store, key, server)
-    yield from _of_health(store)
+    if down:  # the cause was told, and is the same for all of these
+        missing = "locks and queues, latency, health and settings: not looked at, as the store does not answer"
+        yield Finding("the rest", "unknown", missing)
+    else:
+        yield from _of_health(health)
     if hasattr(store, "aservers"):
         from headgate.inspection.redis_server import of_servers
 
-        yield from of_servers(store)  # type: ignore[arg-type]  # only a RedisStore has aservers
-    if getattr(store, "kind", "") == "postgresql":
+        yield from of_servers(store, down)  # type: ignore[arg-type]  # only a RedisStore has aservers
+    if getattr(store, "kind", "") == "postgresql" and not down:
         from headgate.inspection.postgresql_server import of_postgresql
 
         yield from of_postgresql(store)  # type: ignore[arg-type]  # only a PostgreSQLStore is of that kind
@@ -134,15 +158,15 @@ def _latency(store: Store, key: str, server: str) -> Iterator[Finding]:
     yield Finding(check, state, f"p50 {cuts[49] * 1000:.3f} ms, p99 {cuts[98] * 1000:.3f} ms of {CALLS} checks")
 
 
-def _of_health(store: Store) -> Iterator[Finding]:
-    ask = getattr(store, "health", None)
-    if ask is None:
+def _of_health(health: Health | None) -> Iterator[Finding]:
+    if health is None:
         yield Finding("health", "unknown", "this store has no server")
-        return
-    health: Health = ask()
-    yield Finding("health", "ok" if health.healthy else "problem", health.reason)
-    for problem in health.problems:
-        yield Finding("health", "warning", problem)
+    elif not health.healthy:
+        yield Finding("health", "problem", "; ".join([health.reason, *health.problems]))
+    else:
+        yield Finding("health", "ok", health.reason)
+        for problem in health.problems:
+            yield Finding("health", "warning", problem)
 
 
 def _together(stores: list[Store]) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def _ask(store: PostgreSQLStore, sql: str) -> list[str]:
 
     connection, deadline = PostgresConnection(store.url), monotonic() + TIME_LIMIT
     try:
-        wait_for(connection.connect(), connection, deadline)
+        wait_for(connection.connect_to_ask(), connection, deadline)
         result: Any = wait_for(connection.ask(sql), connection, deadline)
         return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
     finally:

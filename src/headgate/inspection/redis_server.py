@@ -18,8 +18,8 @@ FULL, ALMOST_FULL = 0.95, 0.8  # of maxmemory
 TIME_LIMIT = 5.0  # seconds to hear all servers
 
 
-def of_servers(store: RedisStore) -> Iterator[Finding]:
-    """Every server that decides, then every Sentinel."""
+def of_servers(store: RedisStore, down: bool = False) -> Iterator[Finding]:
+    """Every server that decides, then every Sentinel. Of a store that is *down*, those that can tell more than that."""
 
     async def ask() -> Any:
         try:
@@ -28,7 +28,7 @@ def of_servers(store: RedisStore) -> Iterator[Finding]:
             await store.aclose()
 
     alone = store.url is None or store.url.kind == "single"
-    for server in asyncio.run(ask()):
+    for server in () if alone and down else asyncio.run(ask()):
         if not server.up:
             yield Finding(server.server, "problem", server.problem)
             continue

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import BadStatusLine, IncompleteRead
 from time import monotonic
 from typing import NamedTuple
 
@@ -42,8 +44,17 @@ def read_metrics(url: str, token: str | None = None) -> Reading:
     if not url.startswith(("http://", "https://")) or "@" in url:
         raise ValueError("the URL of a service is such as http://127.0.0.1:8080; a token goes into HEADGATE_TOKEN")
     request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        return parse(answer.read().decode(), monotonic())
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return parse(answer.read().decode("utf-8", "replace"), monotonic())
+    except urllib.error.HTTPError as error:
+        error.close()
+        wanted = "; its metrics need a token, in HEADGATE_TOKEN" if error.code in (401, 403) else ""
+        raise OSError(f"it answers {error.code} {error.reason!s:.80}{wanted}") from error
+    except urllib.error.URLError as error:
+        raise OSError(str(error.reason)) from error
+    except (BadStatusLine, IncompleteRead) as error:
+        raise OSError(f"it does not answer as a web server does ({error!r:.80})") from error
 
 
 def parse(text: str, at: float) -> Reading:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import select
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -95,6 +95,13 @@ class PostgresConnection:
 
         *addresses*: of the hosts, where they were looked up already. Raises `NotConnected` or `ServerError`.
         """
+        return self._connect(addresses, self._say_hello())
+
+    def connect_to_ask(self) -> Waiting:
+        """Connect to `ask` what the server says of itself, whatever tables there are."""
+        return self._connect("", ())
+
+    def _connect(self, addresses: str, hello: Iterable[Wait]) -> Waiting:
         self.close()
         self.connected_at = monotonic()
         made = pq.PGconn.connect_start(self.url.conninfo(**({"hostaddr": addresses} if addresses else {})))
@@ -110,7 +117,7 @@ class PostgresConnection:
             self._pq, self._prepared = made, set()
             self.poll = select.poll()
             self.poll.register(made.socket, select.POLLIN)
-            yield from self._say_hello()
+            yield from hello
         except BaseException as error:
             self._pq = None
             made.finish()

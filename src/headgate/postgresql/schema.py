@@ -29,6 +29,7 @@ LOG = ALGORITHMS["sliding_window"].sql.number
 TAKE, PEEK, REFUND, RESET, CHARGE = range(1, 6)  # operations
 SHARE = 8  # an operation has so many times the millionths of the capacity that a take leaves, its floor
 READ, LOCK, MAKE = range(3)  # what is done with a row first: only read, lock it if it is there, make it if it is not
+FUNCTIONS = ("check", "decide", "sweep", "sweep_slots", "sweep_ledgers", "book", "sync")  # behind the prefix
 FOREIGN = "HG001"  # SQLSTATE: tables of that name are not ours, or of another version
 
 _LAWS: list[AlgorithmSQL] = sorted({spec.sql for spec in [*ALGORITHMS.values(), *VARIANTS.values()]})
@@ -247,7 +248,7 @@ BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL client_min_messages = error;
 SELECT pg_advisory_xact_lock(hashtext('headgate ' || current_schema() || '.{p}'));
 DO $do$
-DECLARE found_version integer; foreign_names text;
+DECLARE found_version integer; foreign_names text; dropped text;
 BEGIN
   IF to_regclass('{p}_version') IS NULL THEN
     SELECT string_agg(name, ', ') INTO foreign_names
@@ -266,8 +267,7 @@ BEGIN
         USING ERRCODE = '{FOREIGN}';
     END;
     IF found_version IS DISTINCT FROM {version} THEN
-      RAISE EXCEPTION 'the tables {p}_... are of version % and this headgate is of version {version}; {advice}',
-        coalesce(found_version::text, 'unknown') USING ERRCODE = '{FOREIGN}';
+      {other_version}
     END IF;
   END IF;
 END $do$;
@@ -275,7 +275,26 @@ END $do$;
 COMMIT;
 """
 
-ADVICE = "use the headgate that made them, or another prefix"
+_REFUSE = """
+      RAISE EXCEPTION 'the tables {p}_... are of version % and this headgate is of version {version}; {advice}',
+        coalesce(found_version::text, 'unknown') USING ERRCODE = '{FOREIGN}';
+"""
+
+# Functions too: one of another version may have the same arguments and another result.
+_REPLACE = """
+      FOR dropped IN SELECT p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname = ANY (ARRAY[{function_names}])
+      LOOP
+        EXECUTE 'DROP FUNCTION ' || dropped;
+      END LOOP;
+      DROP TABLE IF EXISTS {p}_state, {p}_log, {p}_slot, {p}_ledger, {p}_lease, {p}_version;
+      {tables}
+"""
+
+ADVICE = (
+    "stop what uses them and run `headgate migrate --replace URL`, which drops what they keep: all limits start anew; "
+    "or use the headgate that made them, or another prefix"
+)
 
 _PREFIX = re.compile("[a-z_][a-z0-9_]{0,39}")
 
@@ -293,7 +312,8 @@ def _fill(template: str, prefix: str, **more: str) -> str:
     names |= {"TAKE": TAKE, "PEEK": PEEK, "REFUND": REFUND, "RESET": RESET, "CHARGE": CHARGE, "READ": READ}
     names |= {"MAKE": MAKE, "SHARE": SHARE, "reserve": _RESERVE, "advice": ADVICE}
     laws = {part: _chosen(part).replace("{log}", f"{prefix}_log") for part in ("load", "evaluate", "consume")}
-    return template.format_map({**names, **laws, "tables": "{tables}", "functions": "{functions}", **more})
+    later = {name: f"{{{name}}}" for name in ("tables", "functions", "other_version")}
+    return template.format_map({**names, **laws, **later, **more})
 
 
 def _sweep(name: str, rows: str, parts: str = "") -> str:
@@ -304,6 +324,16 @@ def _sweep(name: str, rows: str, parts: str = "") -> str:
 
 def create_sql(prefix: str) -> str:
     """The statements that make everything that is not there yet; raises in the database if it is not ours."""
+    return _create_sql(prefix, _fill(_REFUSE, prefix))
+
+
+def replace_sql(prefix: str) -> str:
+    """The same, but tables and functions of another version of ours are dropped, with what they keep."""
+    names = ", ".join(f"'{prefix}_{name}'" for name in FUNCTIONS)
+    return _create_sql(prefix, _fill(_REPLACE, prefix, function_names=names))
+
+
+def _create_sql(prefix: str, other_version: str) -> str:
     from headgate.hybrid import ledger_sql  # it stands beside its Python twin
 
     tables = _fill(_TABLES + booking_sql.TABLES + ledger_sql.TABLES, prefix)
@@ -316,7 +346,8 @@ def create_sql(prefix: str) -> str:
         _sweep(f"{prefix}_sweep_ledgers", f"{prefix}_ledger", f"{prefix}_lease"),
         ledger_sql.sync_function(prefix, _CLOCK),
     ]
-    return _fill(_CREATE, prefix).replace("{tables}", tables).replace("{functions}", "".join(functions))
+    sql = _fill(_CREATE, prefix).replace("{other_version}", other_version)
+    return sql.replace("{tables}", tables).replace("{functions}", "".join(functions))
 
 
 def check_sql(prefix: str) -> str:

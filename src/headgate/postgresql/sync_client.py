@@ -156,6 +156,7 @@ class PostgresThreads(PostgresExecutor):
 
     def close(self) -> None:
         self.closed = True
+        self._breaker.leave()
         self.connections.close()
 
     def start_probe(self, breaker: Breaker) -> None:

@@ -212,6 +212,8 @@ class SyncExecutor(Executor):
 
     def close(self) -> None:
         self.closed = True
+        for breaker in self.breakers():
+            breaker.leave()
         for connections in self.connections():
             connections.close()
 

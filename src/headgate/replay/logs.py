@@ -73,6 +73,8 @@ class LineReader:
             case "json":
                 return self._records(path, _json_records(rest), self._parse(path, first))
             case _:
+                if b"\0" in first and not self.format:
+                    raise BadLog(f"{path}: it is no text: a log is of the combined format, JSON lines or CSV")
                 table = csv.DictReader(line.decode("utf-8", "replace").replace("\0", "") for line in rest)
                 return self._records(path, _csv_records(table), dict.fromkeys(_csv_header(path, table)))
 
@@ -87,6 +89,8 @@ class LineReader:
         unknown = [name for name in fields_of(key) if name not in COMBINED_FIELDS]
         if unknown:
             raise BadLog(f"a combined log has no field {unknown[0]!r}; it has {', '.join(COMBINED_FIELDS)}")
+        if self.time:
+            raise BadLog("--time is for JSON and CSV: a combined log has its times in one place")
         if _ADDRESS.match(first) is None:
             raise BadLog(f"{path}: its first line is not of the combined format: {first[:80]!r}")
         moments, moment = self._moments, self._moment
@@ -218,7 +222,8 @@ def _csv_header(path: Path, table: csv.DictReader[str]) -> Sequence[str]:
     try:
         return table.fieldnames or ()
     except csv.Error as error:
-        raise BadLog(f"{path}: its first line is no header of CSV: {error}") from error
+        words = "its first line is of no known format, and no header of CSV"
+        raise BadLog(f"{path}: {words} ({error!s:.40})") from error
 
 
 def _csv_records(table: csv.DictReader[str]) -> Iterator[dict[str, Any] | None]:

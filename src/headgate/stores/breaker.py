@@ -3,6 +3,8 @@
 After `FAILURES_TO_OPEN` calls in a row without an answer the breaker opens, and the policy answers without touching
 the server. One probe at a time looks in the background whether the server is back, and closes the breaker (see
 `headgate.stores.probe`). Only silence counts: an error that the server sends is an answer, and it cost no wait.
+
+Each limiter that was given a URL has a breaker of its own. The log and `on_open` tell of an outage of a server once.
 """
 
 from __future__ import annotations
@@ -13,15 +15,21 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from headgate._lifecycle import in_each_child
+
 logger = logging.getLogger("headgate")
 
 FAILURES_TO_OPEN = 3  # in a row
+
+_outages: dict[str, set[int]] = {}  # servers that the log has given up: the breakers that are open, by their id
+_outages_lock = threading.RLock()  # reentrant: a signal handler may ask a store
 
 
 class Breaker:
     """For one server, or for one service behind Sentinels. Thread-safe.
 
-    *timeouts* are the exceptions of the client library that mean: no answer in time. *on_open* is called when it opens.
+    *timeouts* are the exceptions of the client library that mean: no answer in time. *on_open* is called when it is the
+    first of this process to open in an outage.
     """
 
     def __init__(
@@ -71,6 +79,11 @@ class Breaker:
                 return
             self.open = True
             self.opened += 1
+        with _outages_lock:
+            known = _outages.setdefault(self.server, set())
+            known.add(id(self))
+            if len(known) > 1:
+                return
         if self._on_open:
             self._on_open()
         # what follows from it differs, so the message does not say: a limiter's on_store_error answers, a lock raises
@@ -80,7 +93,7 @@ class Breaker:
         """Close: a call or a probe was answered."""
         with self._lock:
             was_open, self.open, self.failures = self.open, False, 0
-        if was_open:
+        if was_open and _outages.pop(self.server, None) is not None:
             logger.warning("%s answers again", self.server)
 
     def claim_probe(self) -> bool:
@@ -91,6 +104,22 @@ class Breaker:
 
     def release_probe(self) -> None:
         self._probing = False
+        self.leave()
+
+    def leave(self) -> None:
+        """Look after the server no longer, back or not: an outage that another breaker finds is told of."""
+        with _outages_lock:
+            known = _outages.get(self.server, set())
+            known.discard(id(self))
+            if not known:
+                _outages.pop(self.server, None)
+
+
+@in_each_child
+def _after_fork() -> None:
+    global _outages_lock
+    _outages_lock = threading.RLock()
+    _outages.clear()
 
 
 def note_connected_at(connection: Any, error: BaseException) -> None:

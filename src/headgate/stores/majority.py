@@ -179,12 +179,16 @@ class Majority(Agreement):
     def _audit(self, key: str, answers: Mapping[int, Decision]) -> Plan:
         """Look at the stores that were not asked because the first one refused."""
         [(first, refusal)] = answers.items()
-        votes: dict[int, Vote] = yield self.poll(LimiterCall("peek", key, 0), None, self._others(first))
+        peek = LimiterCall("peek", key, 0)
+        votes: dict[int, Vote] = yield self.poll(peek, None, self._others(first))
         for store, vote in votes.items():
-            if isinstance(vote, Failure):
-                self._failures[store] += 1
-            elif isinstance(vote, Decision) and vote.remaining > refusal.remaining:
-                self._note_level(store, key, -1)
+            self._failures[store] += isinstance(vote, Failure)
+        ahead = {store: made for store, made in decisions(votes).items() if made.remaining > refusal.remaining}
+        if ahead:  # since it refused, the first store has refilled too: what it says now, after them, tells them apart
+            now = (yield self.poll(peek, None, (first,)))[first]
+            for store, made in ahead.items():
+                if isinstance(now, Decision) and self._difference(made, now) > 0:
+                    self._note_level(store, key, -1)
 
     def _note_level(self, store: int, key: str, failures: int) -> None:
         if len(self._level_at) >= MAX_DEBTS:

@@ -62,6 +62,9 @@ class PollExecutor:
 
     timeout = 60.0  # seconds that a call may have after a debt was charged; each store has its own time-out
 
+    def __init__(self, *, in_background: bool = True) -> None:
+        self._in_background = in_background  # False: the caller waits for what others do not wait for
+
     def plan(self, script: Agreement, call: LimiterCall, time_limit: float | None) -> Generator[Request, Any, Any]:
         """What the stores say to *call* together. *time_limit*: None for the time-outs of the stores."""
         return script.plan(call, time_limit)
@@ -162,7 +165,8 @@ class WorkerCall:
 class ThreadPolls(PollExecutor):
     """Polls stores from threads."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], *, in_background: bool = True) -> None:
+        super().__init__(in_background=in_background)
         self.workers = {store: Workers(name) for store, name in names.items()}
         self._background = Workers("background")
 
@@ -171,7 +175,8 @@ class ThreadPolls(PollExecutor):
         if isinstance(request, float):
             return time.sleep(request)
         if isinstance(request, Background):
-            return self._background.submit(partial(run, request.plan, self.answer))
+            plan = partial(run, request.plan, self.answer)
+            return self._background.submit(plan) if self._in_background else plan()
         if len(request.backends) == 1:
             return self._ask_one(request)
         return self._ask_all(request)
@@ -233,7 +238,8 @@ def _vote_of(vote: Vote | Exception | None, call: WorkerCall, workers: Workers) 
 class TaskPolls(PollExecutor):
     """Polls stores from event loops."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_background: bool = True) -> None:
+        super().__init__(in_background=in_background)
         self._tasks: set[asyncio.Task[Any]] = set()  # that run on, though no caller waits
 
     def answer(self, request: Request) -> Coroutine[Any, Any, Any]:
@@ -241,7 +247,8 @@ class TaskPolls(PollExecutor):
         if isinstance(request, float):
             return asyncio.sleep(request)
         if isinstance(request, Background):
-            return self._start(arun(request.plan, self.answer))
+            plan = arun(request.plan, self.answer)
+            return self._start(plan) if self._in_background else plan
         if len(request.backends) == 1:
             return self._ask_one(request)
         return self._ask_all(request)

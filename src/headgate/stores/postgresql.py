@@ -88,20 +88,24 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
 
         return PostgresLeases(self)
 
-    def schema_sql(self) -> str:
+    def schema_sql(self, *, replace: bool = False) -> str:
         """The statements by which `migrate` makes tables and functions."""
-        return schema.create_sql(self.url.prefix).strip()
+        return (schema.replace_sql if replace else schema.create_sql)(self.url.prefix).strip()
 
-    def migrate(self) -> None:
+    def migrate(self, *, replace: bool = False) -> None:
         """Make the tables and functions that are not there, and replace functions by those of this headgate.
 
-        Raises `StoreUnavailable` if the database cannot be reached, or has tables of that name that are not ours.
+        Raises `StoreUnavailable` if the database cannot be reached, or has tables of that name that are not ours, or
+        of another version.
+
+        Args:
+            replace: drop tables of another version first, with all that they keep
         """
         patient = dataclasses.replace(self.url, timeout=MIGRATE_TIMEOUT, connect_timeout=MIGRATE_TIMEOUT)
         connection, deadline = PostgresConnection(patient), monotonic() + MIGRATE_TIMEOUT
         try:
-            wait_for(connection.connect(), connection, deadline)
-            wait_for(connection.ask(schema.create_sql(self.url.prefix)), connection, deadline)
+            wait_for(connection.connect_to_ask(), connection, deadline)
+            wait_for(connection.ask(self.schema_sql(replace=replace)), connection, deadline)
         except (ServerError, OSError) as error:
             raise StoreUnavailable(f"cannot prepare {self._server_name()}: {error}") from error
         finally:

@@ -33,7 +33,10 @@ def instrument(meter_provider: MeterProvider | None = None) -> None:
     Args:
         meter_provider: of your SDK; None: the global one
     """
-    meter = (meter_provider or get_meter_provider()).get_meter("headgate", __version__)
+    provider = get_meter_provider() if meter_provider is None else meter_provider
+    if isinstance(provider, type) or not hasattr(provider, "get_meter"):
+        raise ValueError(f"meter_provider must be a MeterProvider, or None for the global one, got {provider!r:.80}")
+    meter = provider.get_meter("headgate", __version__)
     figures = _Figures()
     for name, family in FAMILIES.items():
         make = meter.create_observable_counter if family.kind == "counter" else meter.create_observable_gauge

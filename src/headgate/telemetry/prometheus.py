@@ -41,7 +41,7 @@ class Collector(AnyCollector):
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        found = directory if directory is not None else _directory()
+        found = _directory() if directory is None else _check_directory(directory)
         self._shared = shared_figures(found) if found else None
         self._closed = False
 
@@ -72,6 +72,13 @@ def _family(name: str, rows: list[Row]) -> Metric:
     for row in rows:
         metric.add_sample(prometheus_name(name), row.labels, row.value)
     return metric
+
+
+def _check_directory(directory: object) -> str:
+    path = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ValueError(f"directory must be the path of a folder, or None for one process, got {directory!r:.80}")
+    return path
 
 
 def _directory() -> str:

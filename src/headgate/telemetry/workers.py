@@ -11,12 +11,13 @@ import fcntl
 import json
 import logging
 import os
+import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from headgate._lifecycle import before_exit, in_each_child
 from headgate.telemetry.families import FAMILIES
@@ -28,7 +29,10 @@ logger = logging.getLogger("headgate")
 INTERVAL = 1.0  # seconds between two writes
 ENDED = "ended.json"
 
+_TOKEN = re.compile(r"\d+-[0-9a-f]{12}")  # of a process: its files are named by it
+
 Figures = dict[tuple[str, Labels], float]
+T = TypeVar("T")
 
 
 class SharedFigures:
@@ -133,21 +137,22 @@ class SharedFigures:
             pass  # the directory is gone, and with it all readers
 
     def _files(self) -> list[Path]:
-        return [path for path in self.directory.glob("*.json") if path.name != ENDED]
+        return [path for path in self.directory.glob("*-*.json") if _TOKEN.fullmatch(path.stem)]
 
     def _counters_of_the_dead(self) -> Figures:
         """The counters of processes that have ended; their files are removed."""
         path = self.directory / ENDED
-        ended: dict[str, Any] = _load(path) or {"rows": [], "tokens": []}
         totals: Figures = {}
-        for name, labels, value in _checked(ended["rows"]):
+        for name, labels, value in _read(path, "rows"):
             totals[name, labels] = totals.get((name, labels), 0) + value
         tokens = {file.stem for file in (*self._files(), *self.directory.glob("*-*.lock"))} - {self._token}
-        dead = [token for token in sorted(tokens) if _is_dead(self.directory / f"{token}.lock")]
+        ours = filter(_TOKEN.fullmatch, sorted(tokens))  # other files of the directory are not ours to remove
+        dead = [token for token in ours if _is_dead(self.directory / f"{token}.lock")]
         if not dead:
             return totals
+        ended = _load(path, lambda content: set(content["tokens"])) or set()
         for token in dead:
-            if token not in ended["tokens"]:  # else a scrape ended between the two steps below
+            if token not in ended:  # else a scrape ended between the two steps below
                 for name, labels, value in _read(self.directory / f"{token}.json"):
                     if FAMILIES[name].kind == "counter":
                         totals[name, labels] = totals.get((name, labels), 0) + value
@@ -171,7 +176,11 @@ def shared_figures(directory: str | os.PathLike[str]) -> SharedFigures:
     path = os.path.realpath(directory)
     with _opening:
         found = _OPEN.get(path) or SharedFigures(Path(path))
-        found.open()
+        try:
+            found.open()
+        except OSError as error:
+            words = f"telemetry needs a folder that this user may write to ({error.strerror})"
+            raise OSError(error.errno, words, path) from error
         _OPEN[path] = found
     return found
 
@@ -196,18 +205,20 @@ def _replace(path: Path, content: Any) -> None:
     new.replace(path)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, take: Callable[[Any], T]) -> T | None:
+    """What *take* makes of a file; None if there is none, or if it is not one that a process has written."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return take(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except (ValueError, TypeError, LookupError, RecursionError):
         logger.warning("telemetry: %s cannot be read, and is left out", path)
         return None
 
 
-def _read(path: Path) -> Iterator[tuple[str, Labels, float]]:
-    return _checked(_load(path) or [])
+def _read(path: Path, part: str = "") -> list[tuple[str, Labels, float]]:
+    """The rows of a file, or of a *part* of it."""
+    return _load(path, lambda content: list(_checked(content[part] if part else content))) or []
 
 
 def _checked(rows: Any) -> Iterator[tuple[str, Labels, float]]:

@@ -79,6 +79,8 @@ def make_directory(path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
         found = os.lstat(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise unusable(path, "it, or a folder that it is in, is another kind of file") from error
     except OSError as error:
         raise unusable(path, f"it cannot be made ({error.strerror})") from error
     if not stat.S_ISDIR(found.st_mode):

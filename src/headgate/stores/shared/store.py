@@ -39,14 +39,7 @@ class SharedStore:
     in_process = True
 
     def __init__(self, url: str, *, max_keys: int | None = None, clock: Clock | None = None) -> None:
-        self.directory, parameters = directory_of(url)
-        if "max_keys" in parameters and max_keys is None:
-            text = parameters["max_keys"]
-            max_keys = int(text) if text.isascii() and text.isdigit() else 0
-        if unknown := parameters.keys() - {"max_keys"}:
-            raise ValueError(f"shared:// takes only ?max_keys=, got {', '.join(sorted(unknown))}")
-        if isinstance(max_keys, bool) or not (max_keys is None or (isinstance(max_keys, int) and max_keys > 0)):
-            raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
+        self.directory, max_keys = settings_of(url, max_keys)
         self.url = url
         self.max_keys = max_keys
         self.clock = clock
@@ -128,3 +121,16 @@ class SharedStore:
 
     async def aclose(self) -> None:
         self.close()
+
+
+def settings_of(url: str, max_keys: int | None = None) -> tuple[Path, int | None]:
+    """The directory that *url* names and how many keys a rule has there; `ValueError` if it is no shared store."""
+    directory, parameters = directory_of(url)
+    if "max_keys" in parameters and max_keys is None:
+        text = parameters["max_keys"]
+        max_keys = int(text) if text.isascii() and text.isdigit() else 0
+    if unknown := parameters.keys() - {"max_keys"}:
+        raise ValueError(f"shared:// takes only ?max_keys=, got {', '.join(sorted(unknown))}")
+    if isinstance(max_keys, bool) or not (max_keys is None or (isinstance(max_keys, int) and max_keys > 0)):
+        raise ValueError(f"max_keys must be a whole number of at least 1, got {max_keys!r}")
+    return directory, max_keys
