@@ -39,4 +39,5 @@ class CountedAsyncLimiter(AsyncLimiter):
 
 
 def options() -> dict[str, Any]:
-    return {"store": URL, "timeout": 20.0, "connect_timeout": 20.0, "on_store_error": "raise"}
+    store, policy = os.environ.get("JOBS_STORE", URL), os.environ.get("JOBS_POLICY", "raise")
+    return {"store": store, "timeout": 20.0, "connect_timeout": 20.0, "on_store_error": policy}

@@ -5,9 +5,11 @@
     @app.task(base=mails)
     def send(address): ...
 
-A task whose slot is to come is sent again with that countdown, under its own id and with the retries that it has, and
-this delivery ends as ignored. A worker holds tasks with a countdown in memory, and with Redis as broker they are
-delivered a second time after the ``visibility_timeout`` of an hour: so none is held for longer than `MAX_DELAY`.
+The main process of a worker books a slot for each message in the order in which they come, and holds the message until
+then (`celery_request.py`). A task asks again when it runs. If its slot is still to come, as after an outage or for a
+message with a countdown, it is sent again with that countdown, under its own id and with the retries that it has, and
+this delivery ends as ignored. A worker holds messages in memory, and with Redis as broker they are delivered a second
+time after the ``visibility_timeout`` of an hour: so none is held for longer than `MAX_DELAY`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ class SlottedTask(Task):  # type: ignore[misc]  # celery has no types
 
     abstract = True
     slots: JobSlots
+    Request = "headgate.jobs.celery_request:SlottedRequest"  # by name: only a worker needs to import it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request

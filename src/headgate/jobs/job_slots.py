@@ -85,12 +85,17 @@ class JobSlots(SlotsOfJobs[Limiter]):
 
     def book(self, id: str, args: Any = (), kwargs: Any = None) -> tuple[float, float]:
         """Seconds to sleep in the worker before the job starts, and those of `delay`: one of them is 0.0, or both."""
+        nap, delay, _ = self.decide(id, args, kwargs)
+        return nap, delay
+
+    def decide(self, id: str, args: Any = (), kwargs: Any = None) -> tuple[float, float, bool]:
+        """The seconds that `book` returns, and whether `on_store_error` gave them."""
         key = self.key_of(args, kwargs or {})
         try:
             slot = self.limiter.book(key, id, self.permits, within=self.within, grace=self.grace)
         except RateLimited as error:
-            return 0.0, self.delay_after(error)
-        return self.delay_of(slot)
+            return 0.0, self.delay_after(error), error.decision.degraded
+        return *self.delay_of(slot), slot.degraded
 
 
 class AsyncJobSlots(SlotsOfJobs[AsyncLimiter]):
