@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from celery import Celery
+from celery.signals import worker_process_init
 
 from headgate.jobs import JobSlots
 from headgate.jobs.celery import slotted
@@ -16,14 +17,15 @@ MAIN = os.getpid()  # whose pool is forked from it
 
 
 class NotedLimiter(CountedLimiter):
-    """Notes each slot; with JOBS_SLOW the first process of the pool that books takes that many seconds longer."""
+    """Notes new slots; with JOBS_SLOW the first process of the pool that books takes that many seconds longer."""
 
     def book(self, *args: Any, **kwargs: Any) -> Any:
         slow = os.environ.get("JOBS_SLOW")
         if slow and os.getpid() != MAIN and (client.set("test:slow", os.getpid(), nx=True) or _is_slow()):
             time.sleep(float(slow))
         slot = super().book(*args, **kwargs)
-        client.hset("test:slots", slot.id, slot.at)
+        if not slot.again:
+            client.hset("test:slots", slot.id, slot.at)
         return slot
 
 
@@ -38,6 +40,12 @@ slots = JobSlots(NotedLimiter(QUOTA, **options()), "k")
 mails = slotted(slots)
 if "JOBS_SLOW" in os.environ:  # a test of order: a busy machine may take its time
     SlottedRequest.prompt[slots] = PromptSlots(slots, longest=20.0)
+
+
+@worker_process_init.connect  # type: ignore[untyped-decorator]  # celery has no types
+def connect(**_: Any) -> None:
+    """Connect what only the tests need, so that the first job of a process does not wait for it."""
+    client.ping()
 
 
 @app.task(base=mails, acks_late=True)  # type: ignore[untyped-decorator]  # celery has no types

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 from time import monotonic
 from typing import Any, Final
 
 from headgate.errors import StoreUnavailable
 from headgate.jobs.job_slots import JobSlots
+
+logger = logging.getLogger("headgate")
 
 LONGEST: Final = 0.25  # seconds for a booking, if the store's own time-out is not shorter
 PAUSE: Final = 2.5  # seconds without bookings after one that failed or took longer: at most a tenth of the time is lost
@@ -38,4 +41,6 @@ class PromptSlots:
         ended = monotonic()
         if degraded or ended - begun > self._longest:
             self._resume_at = ended + self._pause
+            what = "got no answer" if degraded else f"took {ended - begun:.2f} s"
+            logger.warning("a booking %s; for %g s jobs book where they run, in no strict order", what, self._pause)
         return 0.0 if degraded else delay  # `on_store_error` answers a job once, where it runs
