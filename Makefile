@@ -124,7 +124,7 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_HERD_SECONDS=30 HEADGATE_HERD_PROCESSES=8 HEADGATE_MACHINE_RUNS=2000 HEADGATE_MACHINE_WALKS=20000 \
 		PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_fleet.py tests/hybrid/test_processes.py \
-		tests/hybrid/test_regions.py
+		tests/hybrid/test_regions.py tests/hybrid/test_several_keys.py
 	@HEADGATE_CUT_SECONDS=60 HEADGATE_CUTS=2 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v -s $(PYTEST_FLAGS) tests/hybrid/test_region_limiter.py -k cut_between
 	@HEADGATE_SHARED_KILLS=100000 HEADGATE_SHARED_SECONDS=30 \
@@ -134,7 +134,7 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@HEADGATE_AGREEMENT_WALKS=100 HEADGATE_SEVERAL_SECONDS=60 \
-		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/stores/test_agreement.py tests/stores/test_several.py
+		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/stores/test_agreement.py tests/stores/test_several.py tests/hybrid/test_several_stores.py
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m tests.jobs.drain celery
 	@$(BIN)/python -m tests.jobs.drain dramatiq

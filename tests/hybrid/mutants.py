@@ -25,6 +25,7 @@ HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py"
 INFLOWS = "test_inflow.py"
 SIMULATE, STORES = "test_simulate.py", "test_ledger_stores.py"
 REGIONS, REGION_TWINS = "test_regions.py", "test_region_twins.py"
+SEVERAL = "test_several_keys.py"
 
 
 class Mutant(NamedTuple):
@@ -249,6 +250,23 @@ SHARED = [
 ]  # fmt: skip
 
 MUTANTS += [Mutant(f"shared: {name}", "shared_leases.py", old, new, STORES) for name, old, new in SHARED]
+
+MAJORITY = [
+    ("callers are served by a vote", "admitted = min(served.values())", "admitted = sorted(served.values())[-self.needed]"),
+    ("leases are granted by a vote", "granted = max(min(self.stores[place].covered for place in good) - request.held, 0)", "granted = max(sorted(self.stores[place].covered for place in good)[-self.needed] - request.held, 0)"),
+    ("one store is enough", "        if len(good) < self.needed:\n", "        if not good:\n"),
+    ("what a store has missed is not charged", "max(min(owed - paid, total - aged) + self.extra, self.in_doubt)", "max(self.extra, self.in_doubt)"),
+    ("what was spent long ago is charged", "max((spent for at, spent in self.history if now - at >= fill_time(params)), default=0)", "0"),
+    ("nothing is given back", "        self.returned += spare - paid\n", ""),
+    ("what callers were served beyond is kept", "        self.refund += permits\n", ""),
+    ("a bucket that was full gets a refund", "if self.refund > 0 and now + LATE - self.refund_since >= self.refund_room * 1000:", "if self.refund < 0:"),
+    ("scarce permits are asked for at all stores", "        first = self._first(now, request, params)\n", "        first = None\n"),
+    ("a store that forgot is not made level", "store.extra = max(-(-units // (params.cost * max(nodes, 1))), 0)", "store.extra = 0"),
+    ("a store that lost a lease stays empty", "store.lost |= now < store.until", "store.lost = False"),
+    ("a lease that a process holds is forgotten", "                if now >= store.until:\n                    store.forget()\n", "                store.forget()\n"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"several: {name}", "several_keys.py", old, new, SEVERAL) for name, old, new in MAJORITY]
 
 
 REGION = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, HybridLimiter, Limiter
+from headgate import AsyncLimiter, Limiter
 from headgate.errors import StoreUnavailable
 from headgate.rule import OnStoreError
 from headgate.stores import MemoryStore, RedisStore, SeveralStore
@@ -107,13 +107,6 @@ def test_majority_of_two_warns() -> None:
     """Of two stores neither may fail, which is less than one store gives."""
     with pytest.warns(UserWarning, match="Name three"):
         Limiter("5/minute", store=[A, B], agree="majority")
-
-
-def test_hybrid_leases_from_one_store() -> None:
-    """A list of stores is refused with the reason."""
-    for store in ([A, B], SeveralStore([A, B], "first")):
-        with pytest.raises(ValueError, match="leases from one store"):
-            HybridLimiter("5/minute", store=store)  # type: ignore[arg-type]  # what the test is about
 
 
 # ------------------------------------------------------------------------------------------------------------ majority

@@ -26,7 +26,7 @@ from headgate.hybrid.region_store import RegionState, RegionStore, region_store
 from headgate.hybrid.table import LeaseTable, TryAcquireFromLease
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.rule import AlgorithmName, OnStoreError, Quotas
-from headgate.stores.base import SCHEMES, Backend, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
+from headgate.stores.base import SCHEMES, Agree, Backend, LeaseStore, StoreClass, StoreOptions, open_store, scheme_of
 
 MAX_KEYS = 100_000
 LEASES_AT_ONCE = 500  # that `stats_async` adds up before it lets other tasks run: about half a millisecond
@@ -115,7 +115,8 @@ class _HybridConstructor:
         self,
         quota: Quotas,
         *,
-        store: str | LeaseStore = "redis://localhost:6379/0",
+        store: str | LeaseStore | Sequence[str | LeaseStore] = "redis://localhost:6379/0",
+        agree: Agree | None = None,
         home: str | LeaseStore | None = None,
         region: str | None = None,
         floor: float | None = None,
@@ -128,7 +129,7 @@ class _HybridConstructor:
         clock: Clock | None = None,
         **options: Unpack[StoreOptions],
     ) -> None:
-        hybrid = _hybrid_store(store, clock, options, accuracy, cold, max_local_keys, (home, region, floor))
+        hybrid = _hybrid_store(store, agree, clock, options, accuracy, cold, max_local_keys, (home, region, floor))
         super().__init__(  # type: ignore[call-arg]  # of Limiter or AsyncLimiter, the next class in line
             quota, algorithm=algorithm, store=hybrid, name=name, on_store_error=on_store_error
         )
@@ -147,7 +148,9 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
 
     Args:
         quota: one quota, as for `Limiter`
-        store: the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips
+        store: the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips. Or a
+            list of those, with *agree*
+        agree: how several stores lend together: majority (docs/several.md)
         home: for a limiter in several regions: the Redis that all regions lease from; *store* is that of this one
         region: the name of this region
         floor: the share of the quota that this region always has; 0.05 if not given
@@ -214,7 +217,8 @@ class AsyncHybridLimiter(_HybridConstructor, AsyncLimiter):
 
 
 def _hybrid_store(
-    store: str | LeaseStore,
+    store: str | LeaseStore | Sequence[str | LeaseStore],
+    agree: Agree | None,
     clock: Clock | None,
     options: StoreOptions,
     accuracy: str | float,
@@ -223,12 +227,10 @@ def _hybrid_store(
     place: tuple[str | LeaseStore | None, str | None, float | None],
 ) -> HybridStore:
     """*store* behind leases, if it can keep them; *place*: home, region and floor."""
-    if isinstance(store, list | tuple) or getattr(store, "kind", "") == "several":
-        raise ValueError(
-            "HybridLimiter leases from one store: the ledgers of several would each lend to processes that the others "
-            "do not know; use Limiter with agree=, or one store that fails over itself, such as redis+sentinel://"
-        )
     home, region, floor = place
+    several = isinstance(store, list | tuple) or getattr(store, "kind", "") == "several"
+    if several:
+        _check_several(store, agree or getattr(store, "agree", None), accuracy, home)
     if home is None and (region is not None or floor is not None):
         raise ValueError(
             "region and floor are for a limiter with a home: give home= the URL of the Redis that has the rest"
@@ -242,7 +244,7 @@ def _hybrid_store(
         raise ValueError("HybridLimiter shares a limit between processes; memory:// belongs to one: use Limiter")
     if isinstance(store, str) and scheme_of(store) not in SCHEMES:
         raise ValueError(f"unknown store {scheme_of(store)!r}: {_needs_leases()}")
-    if not isinstance(store, str | LeaseStore):
+    if not several and not isinstance(store, str | LeaseStore):
         raise ValueError(f"{_needs_leases()}; got {type(store).__name__}")
     if "max_keys" in options:
         raise TypeError("HybridLimiter takes no max_keys, which is for Limiter; max_local_keys bounds leases")
@@ -250,7 +252,7 @@ def _hybrid_store(
         known = HybridLimiter.__init__.__annotations__.keys() | StoreOptions.__annotations__.keys()
         given = ", ".join(sorted(known - _NOT_GIVEN))
         raise TypeError(f"HybridLimiter takes no {', '.join(sorted(unknown))}; it takes {given}")
-    opened, owned = open_store(store, clock, options)
+    opened, owned = open_store(store, clock, options, agree)
     if not isinstance(opened, LeaseStore):
         opened.close()
         raise ValueError(f"{_needs_leases()}; got {scheme_of(str(store))}")
@@ -258,6 +260,26 @@ def _hybrid_store(
         regional: LeaseStore = region_store(opened, owned, home, region, floor)
         return HybridStore(regional, True, accuracy, cold, max_keys)
     return HybridStore(opened, owned, accuracy, cold, max_keys)
+
+
+def _check_several(store: object, agree: object, accuracy: str | float, home: object) -> None:
+    """Refuse what several stores cannot do."""
+    if agree is None:
+        raise ValueError("a list of stores needs agree='majority': a majority of them must lend")
+    if agree == "first":
+        raise ValueError(
+            "HybridLimiter takes agree='majority', got 'first': the next store would not know what processes hold on "
+            "lease from the first; Limiter takes both"
+        )
+    if isinstance(store, list | tuple) and len(store) == 1:
+        raise ValueError("store is a list of one store; give the store itself, without a list and without agree")
+    if home is not None:
+        raise ValueError("a limiter with a home takes one store, the Redis of its region, and no list of stores")
+    if accuracy_profile(accuracy).inflow:
+        raise ValueError(
+            f"a limiter with several stores takes accuracy='high', got {accuracy!r:.40}: a lease that refills by "
+            "itself would refill at each store by that store's clock"
+        )
 
 
 def _needs_leases() -> str:

@@ -21,6 +21,7 @@ from headgate.stores.base import (
     NO_PICKLE,
     Agree,
     Health,
+    LeaseBackend,
     Store,
     StoreHealth,
     StoreOptions,
@@ -99,6 +100,7 @@ class SeveralStore:
         clocks: list[Clock | None] = [getattr(store, "clock", None) for store in self.stores]
         self.clock = clock or next((given for given in clocks if given), None)
         self.needed = WAYS[agree].needed_of(len(self.stores))
+        self.shared_objects: dict[str, Any] = {}  # what hybrid keeps with the store
         # A test that moves the clock gets the same answers each time: stores are not compared across the move.
         in_background = self.clock is None
         self._threads = ThreadPolls(dict(enumerate(self._names)), in_background=in_background)
@@ -132,6 +134,12 @@ class SeveralStore:
         return self._tasks
 
     latest_executor = async_executor
+
+    def leases(self) -> LeaseBackend:
+        """The ledgers of `HybridLimiter` in all stores, which lend together."""
+        from headgate.hybrid.several_leases import SeveralLeases  # which needs the stores
+
+        return SeveralLeases(self)
 
     # ----------------------------------------------------------------------------------------------------- health
 
