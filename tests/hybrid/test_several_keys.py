@@ -156,6 +156,8 @@ def test_what_a_process_holds_stays_on_lease() -> None:
     fleet.cut = node
     fleet.trip(node, 500, [])
     fleet.cut = None
+    for place in range(3):
+        spend_at(fleet, place, 100)
     fleet.trip(node, 500, [])
     assert all(ledger.leased_out * fleet.params.cost >= node.lease.balance > 0 for ledger in fleet.ledgers)
 
