@@ -25,6 +25,7 @@ PURE := build/pure/.built
 COMPILED := build/compiled/.built
 WEB_PEERS := build/web-peers/.installed
 SHARED_PEERS := build/shared-peers/.installed
+OLDEST := build/oldest/.installed
 RELEASE_TOOLS := build/release-tools/.installed
 RECIPE := pyproject.toml setup.py
 SOURCES := $(RECIPE) $(shell find src -type f ! -name '*.py[co]' ! -path '*.egg-info/*')
@@ -49,7 +50,7 @@ export TALLY
 export PYTHONDONTWRITEBYTECODE :=
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help check serve test test-pure test-compiled coverage soak mutants limits-check lint lint-workflows format types bench exactness web-peers shared-peers docs docs-serve docs-stage docs-plots bench-report matrix wheel sbom release-check clean
+.PHONY: help check serve test test-pure test-compiled coverage soak mutants limits-check lint lint-workflows format types bench exactness web-peers shared-peers docs docs-serve docs-stage docs-plots bench-report matrix oldest wheel sbom release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -184,6 +185,19 @@ MATRIX_FLAGS ?=
 matrix: $(TOOLS) ## the tests that depend on the server, on every Redis and Valkey at hand: a few minutes each
 	@$(BIN)/python -m tests.matrix --jobs $(JOBS) $(MATRIX_FLAGS)
 
+# What depends on the packages of the extras. Old packages warn of what they will no longer do, and leave things unclosed.
+OLDEST_TESTS := $(foreach part,web limits jobs telemetry postgresql budget/test_llm_clients.py coordination/test_clients.py \
+	stores/test_redis.py stores/test_redis_joint.py faults/test_cluster.py faults/test_sentinel.py service/test_contract.py \
+	service/test_redis.py service/test_commands.py,tests/$(part))
+FLASK_TESTS := tests/web/test_flask.py tests/limits/test_extensions.py
+ON_OLDEST = HEADGATE_EXPECT_COMPILED=0 PYTHONWARNINGS=default build/oldest/bin/python -m pytest -q -n $(JOBS) --dist loadgroup $(PYTEST_FLAGS) \
+	-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning -W ignore::pytest.PytestUnraisableExceptionWarning
+oldest: $(OLDEST) ## the tests of what extras bring along, with the oldest version of each that pyproject.toml allows
+	@status=0; \
+	$(ON_OLDEST) $(OLDEST_TESTS) || status=1; \
+	PYTHONPATH=$(CURDIR)/build/oldest/flask $(ON_OLDEST) $(FLASK_TESTS) || status=1; \
+	exit $$status
+
 exactness: $(TOOLS) $(WEB_PEERS) ## 60 requests at once against 20 an hour, at every door of headgate and of its peers
 	@$(BIN)/python -m benchmarks.exactness --python build/web-peers/bin/python $(BENCH_FLAGS)
 
@@ -231,14 +245,14 @@ $(TOOLS): $(RECIPE) | $(BIN)/python
 	@echo "== tools for tests, lint, build and benchmark"
 	@$(PIP) install --upgrade --group dev
 	@$(PIP) install --no-deps "arq>=0.26" # it asks for an older redis-py than headgate does, and runs with this one
-	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
+	@HEADGATE_PURE=1 $(PIP) install --upgrade --no-build-isolation --editable ".[all]"
 	@touch $@ $(CHECK_TOOLS) $(RUNNABLE)
 
 # The same without the servers.
 $(CHECK_TOOLS): $(RECIPE) | $(BIN)/python
 	@echo "== tools for lint, types and tests without servers"
 	@$(PIP) install --upgrade --group check
-	@HEADGATE_PURE=1 $(PIP) install --no-build-isolation --editable ".[all]"
+	@HEADGATE_PURE=1 $(PIP) install --upgrade --no-build-isolation --editable ".[all]"
 	@touch $@ $(RUNNABLE)
 
 # The peers bring old and heavy packages along, so they have an environment of their own.
@@ -247,6 +261,20 @@ $(WEB_PEERS): pyproject.toml | $(BIN)/python
 	@$(PYTHON) -m venv build/web-peers
 	@build/web-peers/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
 	@build/web-peers/bin/python -m pip --disable-pip-version-check -qq install --group web-peers
+	@touch $@
+
+# Flask comes before what is installed: the oldest one and the oldest Quart do not fit into one environment.
+$(OLDEST): $(RECIPE) tests/oldest.py
+	@echo "== the oldest versions of what extras bring along"
+	@rm -rf build/oldest
+	@$(PYTHON) -m venv build/oldest
+	@build/oldest/bin/python -m pip --disable-pip-version-check -qq install --upgrade "pip>=25.1"
+	@build/oldest/bin/python -m tests.oldest >build/oldest/all.txt
+	@build/oldest/bin/python -m tests.oldest flask >build/oldest/flask.txt
+	@build/oldest/bin/python -m pip --disable-pip-version-check -qq install -r build/oldest/all.txt
+	@build/oldest/bin/python -m pip --disable-pip-version-check -qq install --no-deps "arq>=0.26"
+	@build/oldest/bin/python -m pip --disable-pip-version-check -qq install --target build/oldest/flask -r build/oldest/flask.txt --group oldest-flask
+	@HEADGATE_PURE=1 build/oldest/bin/python -m pip --disable-pip-version-check -qq install --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(SHARED_PEERS): pyproject.toml | $(BIN)/python

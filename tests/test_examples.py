@@ -19,7 +19,7 @@ def test_there_are_examples() -> None:
 
 def run(example: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ours = str(Path(headgate.__file__).parent.parent)
-    environment = os.environ | {"HEADGATE_EXAMPLE_REDIS": url, "PYTHONWARNINGS": "error", "PYTHONPATH": ours}
+    environment = {"PYTHONWARNINGS": "error"} | os.environ | {"HEADGATE_EXAMPLE_REDIS": url, "PYTHONPATH": ours}
     command = [sys.executable, str(example)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=50)
 

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -11,6 +12,7 @@ import pytest
 
 from release.contents import PACKAGE, wheel_faults
 from release.ready import of_archives, of_version, version
+from tests.oldest import lower_bounds, requirements
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,3 +73,18 @@ def test_what_is_uploaded(tmp_path: Path) -> None:
     assert len(list(of_archives("1.2.3", builds, tmp_path))) == 2, "one is missing, and one is not expected"
     assert list(of_version(version())) == []
     assert list(of_version("1.2.3rc1")) != []
+
+
+def test_oldest_versions() -> None:
+    """`make oldest` installs each package of an extra at the bound that it names; one without a bound is an error."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {"redis", "fastapi", "psycopg", "granian"} <= lower_bounds(project).keys()
+    extras = {"a": ["web[fast]>=2.3; python_version > '3'", "own[b]"], "b": ["b>=1"]}
+    groups = {"test": [{"include-group": "web"}], "web": ["web>=2", "tool>=1,<2"], "oldest": ["b<3"]}
+    groups |= {name: [] for name in ("stores", "jobs", "build")}
+    made = {"project": {"name": "own", "optional-dependencies": extras}, "dependency-groups": groups}
+    assert requirements(made) == ["b<3", "b>=1", "tool>=1,<2", "web==2.3", "web[fast]==2.3; python_version > '3'"]
+    assert requirements(made, "b") == ["b==1"]
+    extras["b"] = ["b"]
+    with pytest.raises(ValueError, match="the extra b asks for 'b'; name the oldest version"):
+        lower_bounds(made)

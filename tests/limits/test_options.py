@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_reset_of_many_keys(redis_place: Place, redis_server: Server) -> None:
 
 def test_connection_pool(redis_server: Server) -> None:
     """The application's own pool is used, and stays open."""
-    with redis.ConnectionPool.from_url(redis_server.bare_url, socket_timeout=20) as pool:
+    with closing(redis.ConnectionPool.from_url(redis_server.bare_url, socket_timeout=20)) as pool:
         storage = HeadgateStorage("redis://", connection_pool=pool, socket_timeout=9)
         assert storage.incr("k", 60) == 1
         assert storage.check()

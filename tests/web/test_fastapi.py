@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import fastapi
 import httpx
 import pytest
-import websockets
 from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, HTTPException, Request, Response, WebSocket
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Route
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from headgate import Decision
 from headgate.web.exchange import ResponseInfo
@@ -1152,14 +1153,14 @@ async def test_websocket_of_a_server() -> None:
     limits = RateLimits()
     app = chat(limits, dependencies=[Depends(limits.limit("1/minute")), Depends(limits.messages("1/minute"))])
     with served(app) as address:
-        async with websockets.connect(f"ws://{address}/chat/1") as socket:
+        async with connect(f"ws://{address}/chat/1") as socket:
             await socket.send("a")
             assert await socket.recv() == "a"
             await socket.send("b")
-            with pytest.raises(websockets.ConnectionClosed) as closed:
+            with pytest.raises(ConnectionClosed) as closed:
                 await socket.recv()
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013
-        with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(f"ws://{address}/chat/1")
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://{address}/chat/1")
         assert refused.value.response.status_code == 429
         assert refused.value.response.headers["Retry-After"] == "60"

@@ -235,7 +235,8 @@ class Nameless:
     """Its text would be another one for each object."""
 
 
-WITHOUT_A_TEXT = [None, "", "  ", False, True, Nameless(), [Nameless()], (n for n in "ab"), len, later(len)]
+NOTHING: list[Any] = [None, "", "  ", False, True, b"", [], (), {}, (None, None)]
+WITHOUT_A_TEXT = [*NOTHING, Nameless(), [Nameless()], (n for n in "ab"), len, later(len)]
 
 
 @pytest.mark.parametrize("gives", WITHOUT_A_TEXT, ids=lambda value: f"{value!r:.20}")

@@ -23,7 +23,7 @@ except ImportError as error:
 
 from headgate.clients.authorize import Authorize, header
 from headgate.clients.retries import Retries
-from headgate.clients.sender import PooledSender, check_pool
+from headgate.clients.sender import PooledSender, check_pool, passed_through
 from headgate.coordination.feedback import Feedback, Learn, of_response, of_stranger
 from headgate.coordination.pool import AsyncPool, Pool
 
@@ -38,7 +38,8 @@ _UNSENT = (*_OURS, httpx.ConnectError, httpx.ConnectTimeout)
 
 
 def _may_be_sent(error: Exception) -> bool:
-    return not isinstance(error, _UNSENT)
+    # with asyncio, early versions of httpcore let the SSL error of a handshake through as it is
+    return not isinstance(error, _UNSENT) and not passed_through(error, "do_handshake")
 
 
 def _is_failure(error: Exception) -> bool:

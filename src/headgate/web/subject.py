@@ -17,6 +17,7 @@ KeySource = str | Callable[[Any], Any]  # "address", "header:NAME", or a functio
 
 HEADER = re.compile(r"header:\s*([A-Za-z0-9!#$%&'*+.^_`|~-]+)\s*", re.IGNORECASE)
 PLACE_IN_MEMORY = re.compile(r"\bat 0x[0-9a-fA-F]{4}|\bid='\d{4}")  # of an object that has no text of its own
+CONTAINERS = (bytes, bytearray, list, tuple, dict, set, frozenset)
 DEPTH = 3  # how deep objects are looked into that a key function holds
 MAX_SUBJECTS = 1000  # of one name, and MAX_NAMES of all: an application may make limits without end
 MAX_NAMES = 10_000
@@ -182,6 +183,8 @@ def key_text(found: object) -> str:
     kind = type(found)  # `isinstance` could ask a lazy object of Django for its class
     if found is None or kind is bool or callable(found):
         return ""
+    if kind in CONTAINERS and all(each is None for each in found):  # type: ignore[attr-defined]  # it is one of them
+        return ""  # the list of a header that was not sent: the same for all clients without it
     nameless = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
     text = "" if nameless else repr(found) if kind is bytes else str(found)
     # an object without a text of its own would be another client each time
