@@ -12,6 +12,7 @@ import redis
 
 from headgate import Limiter
 from headgate.stores.redis import RedisStore
+from tests.support.left_open import is_of_a_tests_client
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +113,15 @@ def test_close(by_client: bool, redis_server: Server) -> None:
         store.close()
         assert [socket.fileno() for socket in sockets] == [-1] * (1 if by_client else 2)
         assert all(connection._sock.fileno() != -1 for connection in client.connection_pool._available_connections)
+
+
+def test_clients_of_tests_are_told_apart(redis_server: Server) -> None:
+    """A socket that redis-py opened is headgate's if headgate made the call, and else of a client of the test."""
+    with redis_server.client() as client, Limiter("10/minute", store=redis_server.url) as limiter:
+        assert client.ping() and limiter.try_acquire("k")
+        assert is_of_a_tests_client(client.connection_pool._available_connections[0]._sock)
+        ours = sockets_of(limiter.store)  # type: ignore[arg-type]  # it is a RedisStore
+        assert [is_of_a_tests_client(socket) for socket in ours] == [False]
 
 
 LEAK = """

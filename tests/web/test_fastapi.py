@@ -725,8 +725,8 @@ async def test_background_tasks() -> None:
     assert await statuses(app, "/") == [429] and ran == [1, 1]
 
 
-async def test_client_that_leaves() -> None:
-    """A request whose client leaves before the answer is a status of 499, to `count_if`."""
+async def test_cancelled_request() -> None:
+    """A request that is cancelled before the answer is a status of 499, to `count_if`."""
     limits = RateLimits()
     app = application(limits)
     entered = asyncio.Event()

@@ -89,7 +89,11 @@ class PostgreSQLStore(StoreOnServer[PostgresThreads, PostgresTasks]):
         return PostgresLeases(self)
 
     def schema_sql(self, *, replace: bool = False) -> str:
-        """The statements by which `migrate` makes tables and functions."""
+        """The statements by which `migrate` makes tables and functions.
+
+        Args:
+            replace: with those that drop tables of another version first
+        """
         return (schema.replace_sql if replace else schema.create_sql)(self.url.prefix).strip()
 
     def migrate(self, *, replace: bool = False) -> None:

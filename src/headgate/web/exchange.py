@@ -32,7 +32,7 @@ class Charge(NamedTuple):
 class ResponseInfo:
     """What `count_if` is called with, in every framework.
 
-    status_code  of the response; 500 if the handler raised, 499 if the client left before there was a response
+    status_code  of the response; 500 if the handler raised, 499 if it was cancelled before there was a response
     headers      of the response, by lower-case name; empty if there is no response
     native       the framework's own response object, where there is one
     """
