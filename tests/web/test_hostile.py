@@ -130,6 +130,18 @@ async def test_what_on_denied_gives() -> None:
                 await http.get("/")
 
 
+@pytest.mark.parametrize("app", [FastAPI(), None], ids=["fastapi", "asgi"])
+async def test_on_denied_gives_a_class(app: FastAPI | None) -> None:
+    """A class of responses has all that a response has, and is none."""
+    options: dict[str, Any] = {"on_denied": lambda request, decision: PlainTextResponse}
+    if app:
+        RateLimits(default="1/hour", **options).install(app)
+    async with client(app or RateLimitMiddleware(FastAPI(), "1/hour", **options)) as http:
+        await http.get("/")
+        with pytest.raises(SetupError, match=r"on_denied must give a response, .*type <class 'starlette"):
+            await http.get("/")
+
+
 async def test_headers_of_another_limiter() -> None:
     """A number that no limiter writes is no error."""
 

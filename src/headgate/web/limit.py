@@ -237,7 +237,7 @@ def check_function(what: str, given: Any) -> Any:
 
 def check_answer(answer: Any, attribute: str) -> Any:
     """Return what `on_denied` gave if it has the *attribute* of a response, or is None for the 429; else raise."""
-    if answer is None or hasattr(answer, attribute):
+    if answer is None or (hasattr(answer, attribute) and not isinstance(answer, type)):
         return answer
     raise SetupError(f"on_denied must give a response, or None for the 429, got {type(answer).__name__} {answer!r:.60}")
 
