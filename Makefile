@@ -135,7 +135,8 @@ soak: $(COMPILED) ## what takes minutes: processes killed and frozen, locks unde
 	@HEADGATE_MUTATED_CONNECTIONS=100000 PYTHONPATH=$$([ ! -e $(COMPILED) ] || echo $(CURDIR)/build/compiled) \
 		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/service/test_http2_floods.py
 	@HEADGATE_AGREEMENT_WALKS=100 HEADGATE_SEVERAL_SECONDS=60 \
-		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/stores/test_agreement.py tests/stores/test_several.py tests/hybrid/test_several_stores.py
+		$(BIN)/python -m pytest -v $(PYTEST_FLAGS) tests/stores/test_agreement.py tests/stores/test_several.py tests/hybrid/test_several_stores.py \
+		tests/hybrid/test_several_processes.py
 	@$(BIN)/python -m tests.coordination.soak
 	@$(BIN)/python -m tests.jobs.drain celery
 	@$(BIN)/python -m tests.jobs.drain dramatiq

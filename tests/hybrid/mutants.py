@@ -252,21 +252,27 @@ SHARED = [
 MUTANTS += [Mutant(f"shared: {name}", "shared_leases.py", old, new, STORES) for name, old, new in SHARED]
 
 MAJORITY = [
-    ("callers are served by a vote", "admitted = min(served.values())", "admitted = sorted(served.values())[-self.needed]"),
-    ("leases are granted by a vote", "granted = max(min(self.stores[place].covered for place in good) - request.held, 0)", "granted = max(sorted(self.stores[place].covered for place in good)[-self.needed] - request.held, 0)"),
-    ("one store is enough", "        if len(good) < self.needed:\n", "        if not good:\n"),
-    ("what a store has missed is not charged", "max(min(owed - paid, total - aged) + self.extra, self.in_doubt)", "max(self.extra, self.in_doubt)"),
-    ("what was spent long ago is charged", "max((spent for at, spent in self.history if now - at >= fill_time(params)), default=0)", "0"),
-    ("nothing is given back", "        self.returned += spare - paid\n", ""),
-    ("what callers were served beyond is kept", "        self.refund += permits\n", ""),
-    ("a bucket that was full gets a refund", "if self.refund > 0 and now + LATE - self.refund_since >= self.refund_room * 1000:", "if self.refund < 0:"),
-    ("scarce permits are asked for at all stores", "        first = self._first(now, request, params)\n", "        first = None\n"),
-    ("a store that forgot is not made level", "store.extra = max(-(-units // (params.cost * max(nodes, 1))), 0)", "store.extra = 0"),
-    ("a store that lost a lease stays empty", "store.lost |= now < store.until", "store.lost = False"),
-    ("a lease that a process holds is forgotten", "                if now >= store.until:\n                    store.forget()\n", "                store.forget()\n"),
+    ("callers are served by a vote", "keys", "admitted = min(served.values())", "admitted = sorted(served.values())[-self.needed]"),
+    ("leases are granted by a vote", "keys", "granted = max(min(self.stores[place].covered for place in good) - request.held, 0)", "granted = max(sorted(self.stores[place].covered for place in good)[-self.needed] - request.held, 0)"),
+    ("one store is enough", "keys", "        if len(good) < self.needed:\n", "        if not good:\n"),
+    ("what a store has missed is not charged", "lease", "max(min(owed - paid, total - aged), 0) + self.extra", "self.extra"),
+    ("fresh spends are taken for old ones", "lease", "min(owed - paid, total - aged)", "owed - paid - aged"),
+    ("debt in doubt is forgotten", "lease", "max(min(owed - self.in_doubt, spare), 0)", "max(min(owed, spare), 0)"),
+    ("what was spent long ago is charged", "keys", "max((spent for at, spent in self.history if now - at >= fill_time(params)), default=0)", "0"),
+    ("nothing is given back", "lease", "        self.returned += spare - paid\n", ""),
+    ("what callers were served beyond is kept", "lease", "        self.refund += permits\n", ""),
+    ("a bucket that was full gets a refund", "lease", "if self.refund > 0 and now + LATE - self.refund_since >= self.refund_room * 1000:", "if self.refund < 0:"),
+    ("scarce permits are asked for at all stores", "keys", "        first = self._first(now, request, params)\n", "        first = None\n"),
+    ("no peek before a store lends", "keys", "if not store.missed and not (store.lost", "if not (store.lost"),
+    ("a store that forgot is not made level", "levels", "store.extra = max(-(-units // (params.cost * max(nodes, 1))), 0)", "store.extra = 0"),
+    ("a store that lost a lease stays empty", "keys", "store.lost |= now < store.until", "store.lost = False"),
+    ("a level that is set twice counts for nothing", "levels", "acked_seq=request.seq - 1, held=0", "acked_seq=store.acked_seq, held=0"),
+    ("a lease that a process holds is forgotten", "keys", "                if now >= store.until:\n                    store.forget()\n", "                store.forget()\n"),
+    ("a lease that ran out still covers", "keys", "                if now >= store.until:\n                    store.forget()\n", ""),
+    ("a lease that ran out has paid", "keys", "if now >= store.until and not store.missed:", "if now >= store.until:"),
 ]  # fmt: skip
 
-MUTANTS += [Mutant(f"several: {name}", "several_keys.py", old, new, SEVERAL) for name, old, new in MAJORITY]
+MUTANTS += [Mutant(f"several: {name}", f"several_{part}.py", old, new, SEVERAL) for name, part, old, new in MAJORITY]
 
 
 REGION = [

@@ -103,20 +103,59 @@ def test_a_store_that_was_away_is_charged() -> None:
     assert [left(fleet, place) for place in range(3)] == [60, 60, 60]
 
 
-def test_what_was_spent_long_ago_is_not_charged() -> None:
+@pytest.mark.parametrize("before", [0, 100], ids=["never there", "there before"])
+def test_what_was_spent_long_ago_is_not_charged(before: int) -> None:
     """A bucket that had the time to fill is charged what was spent in that time, and not more."""
     fleet = fleet_of("10/second")
     [node] = fleet.nodes
-    fleet.down = {2}
-    for _ in range(200):
+    for step in range(200):
+        fleet.down = {2} if step >= before else set()
         fleet.trip(node, 30, [])
         fleet.spend(node, 1, 1)
         fleet.advance(100_000)
     fleet.down = set()
     fleet.trip(node, 30, [])
     fleet.trip(node, 30, [])
-    assert -2 <= left(fleet, 2) < left(fleet, 0)
+    assert -3 <= left(fleet, 2) <= 0 < left(fleet, 0)
     assert len(fleet.admitted) > 150
+
+
+def test_a_charge_whose_reply_is_lost_counts_once() -> None:
+    """What the process gives back then is not taken for spent."""
+    fleet = fleet_of("100/360d")
+    [node] = fleet.nodes
+    fleet.trip(node, 500, [])
+    fleet.trip(node, 500, [])
+    fleet.down = {2}
+    fleet.trip(node, 500, [])
+    fleet.spend(node, 1, 8)
+    fleet.down = set()
+    fleet.trip(node, 500, [])
+    fleet.mute = {2}
+    fleet.trip(node, 500, [])
+    assert [left(fleet, place) for place in range(3)] == [92, 92, 92]
+    fleet.mute = set()
+    fleet.trip(node, 0, [], op="release")
+    assert [left(fleet, place) for place in range(3)] == [92, 92, 92]
+
+
+def test_a_lease_that_ran_out_pays_for_nothing() -> None:
+    """A store that was away since the window before is charged all that was spent in this one."""
+    fleet = fleet_of("100/10s", kind="fixed_window")
+    [node] = fleet.nodes
+    fleet.trip(node, 500, [])
+    fleet.down = {2}
+    fleet.trip(node, 500, [])
+    fleet.trip(node, 0, [])
+    fleet.advance(10_000_000)
+    fleet.trip(node, 500, [])
+    fleet.trip(node, 500, [(30, 1)])
+    fleet.down = {0, 1, 2}
+    fleet.advance(7_000_000)
+    fleet.trip(node, 500, [])
+    fleet.down = set()
+    fleet.trip(node, 0, [])
+    assert left(fleet, 2) == left(fleet, 1) == left(fleet, 0) <= 70
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen to go", "unseen"])
@@ -134,6 +173,40 @@ def test_a_store_that_forgot_is_made_level(kind: str, seen: bool) -> None:
     fleet.settle()
     assert left(fleet, 1) == left(fleet, 2) == 400
     assert left(fleet, 0) == 400
+
+
+def test_a_store_that_comes_back_empty_refuses_nobody() -> None:
+    """It is looked at before it is told of a lease that it does not know: for that it would take all that is free."""
+    fleet = fleet_of("1000/360d", nodes=2)
+    node, other = fleet.nodes
+    fleet.trip(node, 50, [(300, 1)])
+    fleet.down = {2}
+    fleet.trip(node, 50, [])
+    fleet.advance(1_000)
+    fleet.forget(2)
+    fleet.down = set()
+    fleet.trip(node, 50, [])
+    fleet.trip(other, 0, [(200, 1)])
+    assert len(fleet.admitted) == 500
+
+
+def test_a_level_that_is_set_twice_counts_once() -> None:
+    """A store that forgot is set to what the others count; so it is if the reply to that is lost."""
+    fleet = fleet_of("1000/360d")
+    [node] = fleet.nodes
+    fleet.trip(node, 50, [(600, 1)])
+    fleet.trip(node, 50, [])
+    fleet.advance(1_000)
+    fleet.forget(2)
+    fleet.trip(node, 50, [])
+    assert left(fleet, 2) == 0, "it does not know the lease"
+    fleet.mute = {2}
+    fleet.trip(node, 50, [])
+    fleet.mute = set()
+    fleet.trip(node, 50, [])
+    assert left(fleet, 2) == 400
+    fleet.trip(node, 50, [])
+    assert [left(fleet, place) for place in range(3)] == [400, 400, 400]
 
 
 def test_a_new_process_finds_a_store_that_forgot() -> None:

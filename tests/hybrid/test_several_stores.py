@@ -272,6 +272,28 @@ async def test_one_killed_at_random(three: list[Server]) -> None:
 # ------------------------------------------------------------------------------------------------- what is kept of keys
 
 
+def test_a_key_that_was_given_back_is_charged(three: list[Server]) -> None:
+    """A store that was away hears, when another key is used, what was spent of a key that the process has given up."""
+    with HybridLimiter(QUOTA, store=urls(three), agree="majority", on_store_error="raise") as limiter:
+        leases = limiter._backend.manager.ledgers
+        assert isinstance(leases, several_leases.SeveralLeases)
+        three[2].kill()
+        assert limiter.try_acquire("k", 10)
+        limiter._backend.release_all()
+        until(lambda: not limiter._backend.is_releasing())
+        assert len(leases._owed) == 1 and left(three[0]) == 90
+        three[2].restart()
+
+        def charged() -> bool:
+            limiter.peek("another")
+            limiter.try_acquire("another")
+            return not leases._owed and left(three[2]) == 90
+
+        until(charged)
+        assert [name for name in leases._keys if name[0].endswith(":k")] == []
+        assert [left(server) for server in three] == [90, 90, 90]
+
+
 def test_keys_that_are_given_back_are_forgotten(tmp_path: Path) -> None:
     """A key is kept while a store that is away has to be charged for it, until that does not matter any more."""
     clock = ManualClock()

@@ -96,7 +96,9 @@ class Worker:
 
 
 @contextmanager
-def herd(url: str, quota: str, processes: int, seconds: float, rate: float, **options: Any) -> Iterator[list[Worker]]:
+def herd(
+    url: str | list[str], quota: str, processes: int, seconds: float, rate: float, **options: Any
+) -> Iterator[list[Worker]]:
     """Start workers that share *rate* calls a second among them; they are killed at the end if need be."""
     with tempfile.TemporaryDirectory() as place:
         order = {"url": url, "quota": quota, "seconds": seconds, "rate": rate / processes} | options
@@ -144,6 +146,7 @@ def work(order: dict[str, Any]) -> None:
         store=order["url"],
         on_store_error=order.get("policy", "deny"),
         accuracy=order.get("accuracy", "high"),
+        agree=order.get("agree"),
     )
     name, go, stop = Path(order["name"]), Path(order["go"]), Path(order["stop"])
     name.with_suffix(".new").write_text(limiter._backend.node_id)

@@ -49,6 +49,7 @@ class SeveralFleet:
         self.params, self.dice = quota_params(self.rule), dice
         self.ledgers = [Ledger() for _ in range(stores)]
         self.down: set[int] = set()
+        self.mute: set[int] = set()  # stores that do what they are asked, and whose replies are lost
         self.bad: set[int] = set()  # stores that lose, delay, die and forget: a minority
         self.true, self.born = START, nodes
         self.nodes = [Node(f"p{i}", dice.randint(-5, 5) / 10_000, stores) for i in range(nodes)]
@@ -167,7 +168,7 @@ class SeveralFleet:
             return
         reply = self.ledgers[place].sync(self.true, self.params, PROFILE, request)
         check_ledger(self.ledgers[place])
-        if node.latest is outer and node is not self.cut:
+        if node.latest is outer and node is not self.cut and place not in self.mute:
             if place in self.bad and self.dice.random() < 0.15:
                 return  # the reply is lost
             node.inbox[place] = reply
