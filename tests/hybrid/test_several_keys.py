@@ -87,6 +87,21 @@ def test_stores_out_of_step_serve_all_the_same() -> None:
     assert 25 <= len(fleet.admitted) <= 31
 
 
+def test_a_bucket_that_was_full_gets_nothing_back() -> None:
+    """It served callers that too few other stores heard of. It has filled since, so that it does not lack them."""
+    fleet = fleet_of("10/second")
+    [node] = fleet.nodes
+    spend_at(fleet, 0, 5)
+    fleet.down = {1, 2}
+    fleet.trip(node, 0, [(5, 1)])
+    assert left(fleet, 0) == 0 and not fleet.admitted
+    fleet.advance(1_000_000)
+    spend_at(fleet, 0, 10)
+    fleet.down = set()
+    fleet.trip(node, 0, [])
+    assert left(fleet, 0) == 0
+
+
 def test_a_store_that_was_away_is_charged() -> None:
     """With its state it misses what was spent meanwhile, and counts it with the second request."""
     fleet = fleet_of("100/360d")
