@@ -25,7 +25,7 @@ HABITS, TABLE, RETRY, STATS = "test_habits.py", "test_table.py", "test_retry.py"
 INFLOWS = "test_inflow.py"
 SIMULATE, STORES = "test_simulate.py", "test_ledger_stores.py"
 REGIONS, REGION_TWINS = "test_regions.py", "test_region_twins.py"
-SEVERAL = "test_several_keys.py"
+SEVERAL, FAILOVER = "test_several_keys.py", "test_failover_keys.py"
 
 
 class Mutant(NamedTuple):
@@ -273,6 +273,22 @@ MAJORITY = [
 ]  # fmt: skip
 
 MUTANTS += [Mutant(f"several: {name}", f"several_{part}.py", old, new, SEVERAL) for name, part, old, new in MAJORITY]
+
+FIRST = [
+    ("no hand-over", "request.debt + max(-((right - left) // params.cost), 0)", "request.debt + (max(-((right - left) // params.cost), 0) if self.place < self.at else 0)"),
+    ("no charge when it comes back", "request.debt + max(-((right - left) // params.cost), 0)", "request.debt + (max(-((right - left) // params.cost), 0) if self.place > self.at else 0)"),
+    ("a store that forgot is trusted", "self.moves = self.place != self.at or reply.nodes == 0", "self.moves = self.place != self.at"),
+    ("both leases are spent", "granted=max(reply.leased_here - request.held, 0)", "granted=reply.leased_here"),
+    ("what is exchanged goes back twice", "store.give_back(min(held, reply.leased_here)", "store.give_back(held + reply.leased_here"),
+    ("what is exchanged is counted twice", "            store.give_back(min(held, reply.leased_here), reply, self.sent_at, params)\n", ""),
+    ("what is held is handed on", "right = min(self._free_now(self.sent_at, params) + given * params.cost", "right = min(self._free_now(self.sent_at, params) + (given + request.held) * params.cost"),
+    ("a peek is a reply", "        del replies[self.place]  # the next one counts\n", ""),
+    ("a move that failed is a move", "self.place, self.moves = place, False", "self.place = place"),
+    ("what is held outlives its window", "        held = request.held if self.sent_at < self.until else 0\n", "        held = request.held\n"),
+    ("what is kept is cut", "return reply._replace(leased_here=reply.leased_here + self.kept)", "return reply"),
+]  # fmt: skip
+
+MUTANTS += [Mutant(f"first: {name}", "failover_keys.py", old, new, FAILOVER) for name, old, new in FIRST]
 
 
 REGION = [

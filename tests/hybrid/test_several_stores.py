@@ -66,8 +66,7 @@ def urls(servers: list[Server]) -> list[str]:
     ("store", "options", "words"),
     [
         ([A, B, C], {}, "needs agree='majority'"),
-        ([A, B, C], {"agree": "first"}, "takes agree='majority'"),
-        (SeveralStore([A, B], "first"), {}, "takes agree='majority'"),
+        ([A, B, C], {"agree": "first", "accuracy": "low"}, "takes accuracy='high', got 'low'"),
         (A, {"agree": "majority"}, "is for a list"),
         ([A, B, C], {"agree": "most"}, "agree must be 'first' or 'majority', got 'most'"),
         ([A], {"agree": "majority"}, "list of one store; give the store itself"),

@@ -78,6 +78,8 @@ def limiters(store: Store) -> None:
     AsyncHybridLimiter("5/minute", store=RedisStore(URL))
     HybridLimiter("5/minute", store=[URL, RedisStore(URL), URL], agree="majority")
     AsyncHybridLimiter("5/minute", store=(URL, RedisStore(URL), URL), agree="majority", timeout=0.2)
+    HybridLimiter("5/minute", store=[URL, RedisStore(URL)], agree="first")
+    AsyncHybridLimiter("5/minute", store=(URL, RedisStore(URL)), agree="first", timeout=0.2)
     HybridLimiter("5/minute", store=[URL, 3], agree="majority")  # type: ignore[list-item]
     Limiter("5/minute", algorithm="fixed_window", start="first")
     Limiter("5/minute", algorithm="fixed_window", start="now")  # type: ignore[arg-type]

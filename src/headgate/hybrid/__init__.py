@@ -18,10 +18,11 @@ ledger_sql.py       the same in PL/pgSQL
 redis_leases.py     runs the script on a `RedisStore`
 postgres_leases.py  calls the function on a `PostgreSQLStore`
 shared_leases.py    keeps ledgers in files of a `SharedStore`
-several_leases.py   asks several stores at once, of which a majority must lend
+several_leases.py   asks several stores, of which a majority must lend, or the first that answers
 several_keys.py     one process's leases of one key at several stores: what each is told, what their replies say
 several_lease.py    its lease at one of them, and what that store has yet to be told
 several_levels.py   compares stores that may have missed something with the others
+failover_keys.py    the same at the first of several stores that answers, and what the next one is told
 stock.py            regions: the ledger of a region with its floor and its stock from home, and home's, in Python, for
                     the simulator and the tests
 region_script.py    the same in Lua, which Redis runs

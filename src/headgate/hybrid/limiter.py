@@ -150,7 +150,7 @@ class HybridLimiter(_HybridConstructor, Limiter, TryAcquireFromLease):  # a patc
         quota: one quota, as for `Limiter`
         store: the URL of a Redis or PostgreSQL, shared://name, or a store; limiters on one object share its trips. Or a
             list of those, with *agree*
-        agree: how several stores lend together: majority (docs/several.md)
+        agree: how several stores lend together: majority or first (docs/several.md)
         home: for a limiter in several regions: the Redis that all regions lease from; *store* is that of this one
         region: the name of this region
         floor: the share of the quota that this region always has; 0.05 if not given
@@ -265,11 +265,9 @@ def _hybrid_store(
 def _check_several(store: object, agree: object, accuracy: str | float, home: object) -> None:
     """Refuse what several stores cannot do."""
     if agree is None:
-        raise ValueError("a list of stores needs agree='majority': a majority of them must lend")
-    if agree == "first":
         raise ValueError(
-            "HybridLimiter takes agree='majority', got 'first': the next store would not know what processes hold on "
-            "lease from the first; Limiter takes both"
+            "a list of stores needs agree='majority': a majority of them must lend; or agree='first': the first that "
+            "answers lends"
         )
     if isinstance(store, list | tuple) and len(store) == 1:
         raise ValueError("store is a list of one store; give the store itself, without a list and without agree")

@@ -1,7 +1,8 @@
-"""The ledgers of leases in several stores, of which a majority must lend: asks them, in threads and in event loops.
+"""The ledgers of leases in several stores, which lend together: asks them, in threads and in event loops.
 
-`headgate.hybrid.several_keys` has the protocol of one key. Each store has its own connections, time-out and circuit
-breaker; they are asked at the same time, and one whose breaker is open fails at once.
+The protocol of one key is in `headgate.hybrid.several_keys` if a majority must lend, and in
+`headgate.hybrid.failover_keys` if the first that answers does. Each store has its own connections, time-out and circuit
+breaker; those that are asked are asked at the same time, and one whose breaker is open fails at once.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headgate._plan import arun, run
 from headgate._waiters import SignalSafeEvent
 from headgate.errors import StoreUnavailable
+from headgate.hybrid.failover_keys import FailoverKey
 from headgate.hybrid.lease import SECOND
 from headgate.hybrid.protocol import VOID, LeaseReply, LeaseRequest
 from headgate.hybrid.several_keys import KeyLeases
@@ -30,16 +32,18 @@ if TYPE_CHECKING:
 Replies = list[LeaseReply | str]
 Asks = dict[int, list[LeaseCall]]  # by the place of the store
 Answers = dict[int, Replies | StoreUnavailable]
+Key = KeyLeases | FailoverKey
 
 IDLE = 60 * SECOND  # nanoseconds after which no lease that was not renewed is known to any store
 MOST_OWED = 10_000  # keys that were given back while a store was away, which is yet to be charged
+MOST_SEEN = 100_000  # keys of which another store would be told if the first one fails
 OWED_AT_ONCE, FORGOTTEN_AT_ONCE = 16, 128  # keys in one exchange
 
 
 class Trip:
     """One key in an exchange."""
 
-    def __init__(self, call: LeaseCall, key: KeyLeases | None) -> None:
+    def __init__(self, call: LeaseCall, key: Key | None) -> None:
         self.call = call
         self.key: Any = key
         self.requests: dict[int, LeaseRequest] = {}
@@ -66,7 +70,7 @@ class SeveralLeases:
                 )
             self._members.append(leases)
         self._names: list[list[Callable[[str], str]]] = []  # of each rule, for each store
-        self._keys: dict[tuple[str, str], KeyLeases] = {}  # by ledger and node, the one used longest ago first
+        self._keys: dict[tuple[str, str], Key] = {}  # by ledger and node, the one used longest ago first
         self._owed: dict[tuple[str, str], LeaseCall] = {}
 
     def key_function(self, rule: Rule) -> Callable[[str], str]:
@@ -96,7 +100,7 @@ class SeveralLeases:
     # ------------------------------------------------------------------------------------------------------- the plan
 
     def _exchange(self, calls: Sequence[LeaseCall]) -> Generator[Asks, Answers, Replies]:
-        """The plan (see `headgate._plan`) of an exchange: a trip to all stores, and a second one for scarce keys."""
+        """The plan (see `headgate._plan`) of an exchange: a trip, and further ones as long as a key needs them."""
         now = self._now()
         self._forget_idle(now)
         trips = [Trip(call, self._key_of(call)) for call in calls]
@@ -105,12 +109,12 @@ class SeveralLeases:
         failed: dict[int, StoreUnavailable] = {}
         for trip in asked:
             trip.requests = trip.key.requests(now, trip.call.request, trip.call.params)
-        yield from self._ask(asked, failed)
-        now = self._now()
-        for trip in asked:
-            trip.requests = trip.key.more_requests(now, trip.replies, trip.call.params)
-        yield from self._ask(asked, failed)
-        now = self._now()
+        while any(trip.requests for trip in asked):
+            yield from self._ask(asked, failed)
+            now = self._now()
+            for trip in asked:
+                if trip.requests:
+                    trip.requests = trip.key.more_requests(now, trip.replies, trip.call.params)
         for trip in asked:
             trip.reply = trip.key.combine(now, trip.replies, trip.call.params)
             if trip.call.request.op == "release" and trip.reply is not None and trip.reply.status != VOID:
@@ -146,14 +150,16 @@ class SeveralLeases:
         stores = len(self._members)
         return f"{stores - failed} of {stores} stores answered and it takes {self._store.needed}: {reason}"
 
-    def _key_of(self, call: LeaseCall) -> KeyLeases | None:
+    def _key_of(self, call: LeaseCall) -> Key | None:
         """What is known of a key; None if the process thinks that it holds a lease, and it has run out."""
         name = (call.key, call.request.node)
         key = self._keys.pop(name, None)
         if key is None:
             if call.request.lease_id:
                 return None
-            key = KeyLeases(len(self._members), self._store.needed, call.request.acked_seq)
+            stores, acked_seq = len(self._members), call.request.acked_seq
+            majority = self._store.agree == "majority"
+            key = KeyLeases(stores, self._store.needed, acked_seq) if majority else FailoverKey(stores, acked_seq)
         if call.request.op != "peek" or key.request is not None:
             self._keys[name] = key
         self._owed.pop(name, None)
@@ -169,9 +175,11 @@ class SeveralLeases:
 
     # ------------------------------------------------------------------------------------------ keys that are given up
 
-    def _release(self, call: LeaseCall, key: KeyLeases, now: int) -> None:
+    def _release(self, call: LeaseCall, key: Key, now: int) -> None:
         """Forget a key that was given back, or once all stores have been charged."""
         name = (call.key, call.request.node)
+        if isinstance(key, FailoverKey) and key.remembers(now) and len(self._keys) < MOST_SEEN:
+            return
         if not key.owes(now, call.params):
             self._keys.pop(name, None)
             self._owed.pop(name, None)
@@ -201,7 +209,11 @@ class SeveralLeases:
                 return
             del self._keys[name]
             call = self._owed.pop(name, None)
-            if call is not None and key.owes(now, call.params):
+            if isinstance(key, FailoverKey):
+                if key.remembers(now) and len(self._keys) < MOST_SEEN:
+                    self._keys[name] = key
+                    key.used_at = now
+            elif call is not None and key.owes(now, call.params):
                 self._keys[name], self._owed[name] = key, call
                 key.used_at = now
 
