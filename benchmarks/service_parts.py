@@ -72,8 +72,7 @@ def web(plan: Plan, results: Results, progress: Progress, report: Report) -> Non
     _, path = plan.main_build
     with script() as file:
         # gunicorn's threads make single turns differ by a tenth and more: many short ones, whose median holds still
-        rounds, seconds = (plan.rounds, 1) if plan.quick else (3 * plan.rounds, 2)
-        found = doors.throughput(path, rounds, seconds, file, progress)
+        found = doors.throughput(path, 1 if plan.quick else doors.STARTS, plan.rounds, 1, file, progress)
     results.parts["web"] = {
         "client": client_name(),
         **{framework: [asdict(one) for one in contenders] for framework, contenders in found.items()},

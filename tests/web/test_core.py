@@ -11,7 +11,7 @@ import pytest
 from headgate import Decision, Quota
 from headgate.stores import MemoryStore
 from headgate.testing import ManualClock
-from headgate.web.headers import XHeaders, raw_headers
+from headgate.web.headers import RawXHeaders, XHeaders
 from headgate.web.limit import SetupError
 from tests.support.door import CoreLimits, Door, Request
 from tests.support.forged import FORGED
@@ -418,7 +418,7 @@ def test_server_with_several_processes(door: Door, caplog: pytest.LogCaptureFixt
 def test_headers_made_in_parts(quotas: list[str]) -> None:
     """Headers whose parts are kept are those that are made anew for each answer, whatever came before."""
     parsed = [Quota.parse(quota) for quota in quotas]
-    kept = XHeaders(parsed)
+    kept, kept_raw = XHeaders(parsed), RawXHeaders(parsed)
     for made in (
         Decision(limit=100, remaining=99, reset_after=0.6),
         Decision(limit=100, remaining=98, reset_after=1.2),
@@ -426,9 +426,13 @@ def test_headers_made_in_parts(quotas: list[str]) -> None:
         Decision(limit=10, remaining=9, reset_after=0.1),
         Decision(allowed=False, limit=100, remaining=0, reset_after=60.0, retry_after=600.0),
     ):
-        earlier, told, later = raw_headers(made, parsed), kept.of(made), raw_headers(made, parsed)
-        assert told[:2] == earlier[:2]
-        assert told[2][0] == earlier[2][0] and int(earlier[2][1]) <= int(told[2][1]) <= int(later[2][1])
+        earlier, told, raw = XHeaders(parsed).of(made), kept.of(made), kept_raw.of(made)
+        later = XHeaders(parsed).of(made)
+        names = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]
+        assert [name for name, _ in told] == [name.decode() for name, _ in raw] == names
+        assert earlier[:2] == told[:2] == [(name.decode(), value.decode()) for name, value in raw[:2]]
+        assert told[:2] == [(names[0], str(made.limit)), (names[1], str(made.remaining))]
+        assert int(earlier[2][1]) <= int(told[2][1]) <= int(raw[2][1]) <= int(later[2][1])
 
 
 def test_switched_off_by_a_mock() -> None:

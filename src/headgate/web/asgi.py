@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from headgate.web.asgi_hot_path import STARTS, ASGIRequest, serve
 from headgate.web.core import RateLimitsBase, WholeApp
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Exchange, ResponseInfo
-from headgate.web.headers import denial_headers, raw_headers, with_limit_headers
+from headgate.web.headers import RawXHeaders, denial_headers, with_limit_headers
 from headgate.web.hot_fields import PlainLimit
 from headgate.web.limit import Limit, check_answer
 
@@ -77,6 +77,7 @@ class ASGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
     """The limits of an application that speaks ASGI: what the frameworks on it share."""
 
     exchange_class: type[ASGIExchange] = ASGIExchange
+    header_class = RawXHeaders
 
     @functools.cached_property
     def scope_key(self) -> str:
@@ -130,7 +131,7 @@ class ASGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         if exchange.decision is None or exchange.told or message["type"] == "websocket.close":
             return message
         if self.header_style == "x" and exchange.limiter is not None:
-            ours = raw_headers(exchange.decision, exchange.limiter.rule.quotas)
+            ours = RawXHeaders(exchange.limiter.rule.quotas).of(exchange.decision)
         else:
             ours = _encoded(self.headers(exchange))
         if exchange.denied_by is not None:
@@ -217,7 +218,7 @@ class RateLimitMiddleware(WholeApp, ASGIRateLimits[Limit]):
     @functools.cached_property
     def _quick(self) -> PlainLimit | None:
         """The limit, if `ASGIRequest.admit` may decide it."""
-        return PlainLimit(self.whole, self.limiters_of(self.whole, "")[0]) if self.is_at_once(self.whole) else None
+        return self.plain_limit(self.whole, "")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # servers look whether it is async
         await self.serve(self._limited, scope, receive, send, False)

@@ -82,7 +82,7 @@ class ASGIRequest:
         key = limits.key_of_peer(host) if host else ""
         if not key:
             return None
-        made = quick.take(key)
+        made: Decision = quick.take(key)
         self.limit, self.quick, self.key, self.decision = quick.limit, quick, key, made
         return made
 

@@ -22,8 +22,16 @@ from headgate.quota import Quota
 from headgate.rule import AlgorithmName, OnStoreError
 from headgate.stores.base import Store, StoreOptions, is_per_process, open_store
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Charge, Exchange, ResponseInfo
-from headgate.web.headers import HeaderStyle, binding_quota, check_style, header_names, limit_headers, retry_seconds
-from headgate.web.hot_fields import LimitsFields
+from headgate.web.headers import (
+    HeaderStyle,
+    XHeaders,
+    binding_quota,
+    check_style,
+    header_names,
+    limit_headers,
+    retry_seconds,
+)
+from headgate.web.hot_fields import LimitsFields, PlainLimit
 from headgate.web.limit import (
     KeySource,
     Limit,
@@ -120,6 +128,7 @@ class RateLimitsBase(LimitsFields, Generic[AnyLimit]):
     installation = "limits.install(app)"  # how an application gets its limits
     owner = "RateLimits"  # what the application has made, which warnings name
     arguments = frozenset(RateLimitsOptions.__annotations__)
+    header_class = XHeaders
 
     def __init__(
         self,
@@ -193,6 +202,17 @@ class RateLimitsBase(LimitsFields, Generic[AnyLimit]):
         """What tells the counters of limits apart: two limits with the same would count a request twice."""
         quotas = limit.rule.label if limit.rule else limit.quota_function
         return (self.name, limit.scope, quotas, [subject.source for subject in limit.subjects])
+
+    def is_at_once(self, limit: Limit) -> bool:
+        """Whether *limit* is decided in one call, without an `Exchange`. Where it may be, a framework says so."""
+        return False
+
+    def plain_limit(self, limit: Limit, route: str) -> PlainLimit | None:
+        """What decides *limit* on *route*, if it `is_at_once`."""
+        if not self.is_at_once(limit):
+            return None
+        [limiter] = self.limiters_of(limit, route)
+        return PlainLimit(limit, limiter, self.header_class(limiter.rule.quotas))
 
     # ---------------------------------------------------------------------------------------- one request
 

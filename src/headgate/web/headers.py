@@ -16,7 +16,11 @@ from headgate.quota import Quota
 
 HeaderStyle = Literal["x", "ietf", "both"]
 
-X_NAMES = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
+X_LIMIT: Final = "x-ratelimit-limit"
+X_REMAINING: Final = "x-ratelimit-remaining"
+X_RESET: Final = "x-ratelimit-reset"
+X_NAMES = (X_LIMIT, X_REMAINING, X_RESET)
+RAW_X_NAMES: Final[dict[str, bytes]] = {name: name.encode() for name in X_NAMES}
 MAX_DIGITS = 20  # of a number in a header that another limiter has written
 IETF_NAMES = ("ratelimit", "ratelimit-policy")
 LIMIT_HEADERS: Final[frozenset[str]] = frozenset((*X_NAMES, *IETF_NAMES))
@@ -42,7 +46,7 @@ def limit_headers(
     style: HeaderStyle | None, made: Decision, policy_name: str, quotas: Sequence[Quota]
 ) -> list[tuple[str, str]]:
     """The headers of *style* for a decision."""
-    headers = x_headers(made, quotas) if style == "x" or style == "both" else []
+    headers = XHeaders(quotas).of(made) if style == "x" or style == "both" else []
     if style == "ietf" or style == "both":
         names = policy_names(policy_name, quotas)
         binds = binding_quota(made, quotas)
@@ -53,60 +57,50 @@ def limit_headers(
     return headers
 
 
-def x_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[str, str]]:
-    """What `limit_headers` gives for the style "x"."""
-    return [
-        ("x-ratelimit-limit", str(made.limit)),
-        ("x-ratelimit-remaining", str(made.remaining)),
-        ("x-ratelimit-reset", str(ceil(read_time() + reset_us(made, quotas) / 1_000_000))),
-    ]
+class NumberHeader:
+    """A header with a number, the same for all answers that tell it."""
 
-
-def with_x_headers(
-    headers: list[tuple[str, str]], made: Decision, quotas: Sequence[Quota]
-) -> list[tuple[str, str]] | None:
-    """*headers* and those of `x_headers`; None if another limiter has written some of its own among them."""
-    for name, _ in headers:
-        if name.lower() in LIMIT_HEADERS:
-            return None
-    return headers + x_headers(made, quotas)
-
-
-def raw_headers(made: Decision, quotas: Sequence[Quota]) -> list[tuple[bytes, bytes]]:
-    """The same, as ASGI wants it."""
-    return [
-        (b"x-ratelimit-limit", b"%d" % made.limit),
-        (b"x-ratelimit-remaining", b"%d" % made.remaining),
-        (b"x-ratelimit-reset", b"%d" % ceil(read_time() + reset_us(made, quotas) / 1_000_000)),
-    ]
-
-
-class ResetHeader:
-    """`X-RateLimit-Reset` as ASGI wants it: the same for all answers that name one second."""
-
-    def __init__(self, seconds: int) -> None:
-        self.seconds = seconds
-        self.header: Any = (b"x-ratelimit-reset", b"%d" % seconds)
+    def __init__(self, number: int, pair: Any) -> None:
+        self.number = number
+        self.pair: Any = pair
 
 
 class XHeaders:
-    """`raw_headers` of one limiter, whose parts that stay the same are made once."""
+    """`X-RateLimit-*` of the decisions of one limiter. What several answers tell alike is made once."""
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
         self.quotas = quotas
-        self.capacity = quotas[0].capacity if len(quotas) == 1 else -1
-        self.limit: Any = (b"x-ratelimit-limit", b"%d" % self.capacity)
-        self.reset = ResetHeader(0)
+        self.limit = NumberHeader(-1, None)
+        self.reset = NumberHeader(-1, None)
 
     def of(self, made: Decision) -> list[Any]:
-        """What `raw_headers` gives for *made*."""
-        if not made.allowed or made.limit != self.capacity:
-            return list(raw_headers(made, self.quotas))
-        seconds = ceil(read_time() + made.reset_us / 1_000_000)
-        reset = self.reset
-        if reset.seconds != seconds:
-            self.reset = reset = ResetHeader(seconds)
-        return [self.limit, (b"x-ratelimit-remaining", b"%d" % made.remaining), reset.header]
+        """The headers for *made*."""
+        limit, reset = self.limit, self.reset
+        if limit.number != made.limit:
+            self.limit = limit = NumberHeader(made.limit, self.pair(X_LIMIT, made.limit))
+        seconds = ceil(read_time() + reset_us(made, self.quotas) / 1_000_000)
+        if reset.number != seconds:
+            self.reset = reset = NumberHeader(seconds, self.pair(X_RESET, seconds))
+        return [limit.pair, self.pair(X_REMAINING, made.remaining), reset.pair]
+
+    def pair(self, name: str, number: int) -> Any:
+        """A header as WSGI wants it."""
+        return name, str(number)
+
+
+class RawXHeaders(XHeaders):
+    """The same as ASGI wants them: in bytes."""
+
+    def pair(self, name: str, number: int) -> Any:
+        return RAW_X_NAMES[name], b"%d" % number
+
+
+def with_x_headers(headers: list[tuple[str, str]], ours: list[Any]) -> list[tuple[str, str]] | None:
+    """*headers* and *ours*; None if another limiter has written some of its own among them."""
+    for name, _ in headers:
+        if name.lower() in LIMIT_HEADERS:
+            return None
+    return headers + ours
 
 
 def with_limit_headers(message: Any, ours: list[Any], replace: bool = False) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate._mypyc import mypyc_attr
-from headgate.decision import Decision
-from headgate.stores.key_table import TryAcquire
 from headgate.web.headers import HeaderStyle, XHeaders
 
 
@@ -49,14 +47,10 @@ class RouterFields:
 
 
 class PlainLimit:
-    """One limit by address, in memory, and what counts it: decided in one call, without an exchange."""
+    """One limit by address and what counts it: decided in one call, without an exchange. On ASGI it is in memory."""
 
-    def __init__(self, limit: Any, limiter: Any) -> None:
+    def __init__(self, limit: Any, limiter: Any, headers: XHeaders) -> None:
         self.limit: Any = limit
         self.limiter: Any = limiter  # a `ScopedLimiter`
-        self.counter: TryAcquire = limiter.blocking
-        self.headers: XHeaders = XHeaders(limiter.rule.quotas)
-
-    def take(self, key: str) -> Decision:
-        """Spend one permit of *key*."""
-        return self.counter.try_acquire(key)
+        self.take: Any = limiter.blocking.try_acquire  # `Limiter.try_acquire`, bound: called with the key
+        self.headers: XHeaders = headers

@@ -90,8 +90,9 @@ class RoutePlan(RouteFields):
 
     def quick_limit(self, limits: StarletteRateLimits[Any], prefix: str) -> PlainLimit:
         """The limit that is decided at once, with what counts it."""
-        [limiter] = limits.limiters_of(self.at_once, self.text(prefix))
-        made = self.quick[prefix] = PlainLimit(self.at_once, limiter)
+        made = limits.plain_limit(self.at_once, self.text(prefix))
+        assert made is not None
+        self.quick[prefix] = made
         return made
 
     def text(self, prefix: str) -> str:

@@ -21,6 +21,7 @@ from headgate.decision import Decision
 from headgate.web.core import RateLimitsBase
 from headgate.web.exchange import Exchange, served_view
 from headgate.web.headers import retry_seconds
+from headgate.web.hot_fields import PlainLimit
 from headgate.web.limit import Limit, SetupError, mark, own_marks
 from headgate.web.limiters import ScopedLimiter
 from headgate.web.view_commands import commands
@@ -56,7 +57,7 @@ class ViewPlan(NamedTuple):
     route: str
     met: frozenset[Limit] = frozenset()  # `limits`, and those of single methods of a class, which have copies there
     settles: bool = False  # whether the response decides if permits go back
-    limiter: ScopedLimiter | None = None  # of the only limit, if it is `by_address` and counts this method
+    quick: PlainLimit | None = None  # the only limit, if it is decided at once and counts this method
     guard: Any = None  # the route's view, if it is one of `_guard` whose limits are all in `met`
     rule: Any = None  # alive as long as the plan, which is kept by the rule's id
 
@@ -218,20 +219,18 @@ class ViewRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         if method == "OPTIONS" and rule.provide_automatic_options:
             limits.clear()  # the view does not run
         if not limits and not exempt:
-            limiter = self._only_limiter(self.unmatched.limits, route, method)
-            return self.unmatched._replace(route=route, limiter=limiter, rule=rule)
+            quick = self._only_limit(self.unmatched.limits, route, method)
+            return self.unmatched._replace(route=route, quick=quick, rule=rule)
         settles = any(limit.count_if is not None for limit in limits)
         view = app.view_functions.get(rule.endpoint)
         is_covered = _is_guard(view) and all(limit in met for limit in getattr(view, LIMITS) if limit.limits is self)
         found, guard = tuple(limits), view if is_covered else None
-        limiter = self._only_limiter(found, route, method)
-        return ViewPlan(found, route, frozenset((*met, *limits)), settles, limiter, guard, rule)
+        quick = self._only_limit(found, route, method)
+        return ViewPlan(found, route, frozenset((*met, *limits)), settles, quick, guard, rule)
 
-    def _only_limiter(self, limits: tuple[Limit, ...], route: str, method: str) -> ScopedLimiter | None:
-        """The limiter of a request's only limit, if its address is all that the limit asks for."""
-        if len(limits) != 1 or not limits[0].by_address or method == "OPTIONS":
-            return None
-        return self.limiters_of(limits[0], route)[0]
+    def _only_limit(self, limits: tuple[Limit, ...], route: str, method: str) -> PlainLimit | None:
+        """A request's only limit, if it is decided at once."""
+        return self.plain_limit(limits[0], route) if len(limits) == 1 and method != "OPTIONS" else None
 
     def _default_elsewhere(self) -> Limit | None:
         """The default for answers that come from elsewhere than the views, where key functions lack what they read."""

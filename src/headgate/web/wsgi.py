@@ -15,8 +15,8 @@ from headgate.decision import Decision
 from headgate.web.core import RateLimitsBase, WholeApp, without_loop
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, Exchange, ResponseInfo
 from headgate.web.headers import LIMIT_HEADERS, MAX_DIGITS, denial_headers
+from headgate.web.hot_fields import PlainLimit
 from headgate.web.limit import Limit, QuotaSource, SetupError, check_answer
-from headgate.web.limiters import ScopedLimiter
 from headgate.web.wsgi_hot_path import LimitedWSGI, WSGIRequest
 
 UNPREFIXED = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}  # as CGI names them
@@ -193,6 +193,10 @@ class WSGIRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
     def exchange_for(self, request: Any) -> Exchange:
         return self.exchange_class(self, getattr(request, "environ", request))
 
+    def is_at_once(self, limit: Limit) -> bool:
+        """Whether `WSGIRequest.meet` may decide *limit*: a plain one, by address, on any store."""
+        return limit.by_address
+
     def admit_in_thread(self, exchange: WSGIExchange, limits: tuple[Limit, ...]) -> bool:
         """`admit`, for a framework that calls from threads."""
         return self.run(self.admit(exchange, limits), limits)
@@ -234,7 +238,7 @@ class WholePlan(NamedTuple):
 
     limits: tuple[Limit, ...]
     met: frozenset[Limit]
-    limiter: ScopedLimiter | None  # where the address is all that the limit asks for
+    quick: PlainLimit | None  # where the address is all that the limit asks for
 
 
 class RateLimitMiddleware(WholeApp, WSGIRateLimits[Limit]):
@@ -255,9 +259,7 @@ class RateLimitMiddleware(WholeApp, WSGIRateLimits[Limit]):
         super().__init__(app, quota, **options)
         if found := async_functions(self.whole):
             raise SetupError(f"{', '.join(found)} must be a plain function: WSGI has no event loop")
-
-        limiter = self.limiters_of(self.whole, "")[0] if self.whole.by_address else None
-        self._plan = WholePlan((self.whole,), frozenset((self.whole,)), limiter)
+        self._plan = WholePlan((self.whole,), frozenset((self.whole,)), self.plain_limit(self.whole, ""))
         self._serve = LimitedWSGI(self, self._limited)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

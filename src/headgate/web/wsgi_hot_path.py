@@ -11,7 +11,7 @@ from typing import Any, cast
 from headgate.decision import Decision
 from headgate.web.exchange import served_view
 from headgate.web.headers import with_x_headers
-from headgate.web.hot_fields import LimitsFields
+from headgate.web.hot_fields import LimitsFields, PlainLimit
 
 
 class WSGIRequest:
@@ -28,7 +28,7 @@ class WSGIRequest:
         self.inner: Any = inner  # the server's `start_response`
         self.plan: Any = None  # of the route whose limits it has met
         self.native: Any = None  # the framework's request
-        self.limiter: Any = None
+        self.quick: PlainLimit | None = None
         self.decision: Decision | None = None
         self.started: bool = False  # whether the answer went out without an exchange
         self.made: Any = None  # the exchange
@@ -43,26 +43,25 @@ class WSGIRequest:
                 exchange.keep_plan(self.plan, self.native)
                 exchange.met = True
                 exchange.decided = self.plan.met
-                made = self.decision
-                if made is not None:
-                    limit = self.plan.limits[0]
-                    exchange.decision, exchange.limiter, exchange.limit = made, self.limiter, limit
-                    exchange.denied_by = None if made.allowed else limit
+                made, quick = self.decision, self.quick
+                if made is not None and quick is not None:
+                    exchange.decision, exchange.limiter, exchange.limit = made, quick.limiter, quick.limit
+                    exchange.denied_by = None if made.allowed else quick.limit
         return exchange
 
     def meet(self, plan: Any, native: Any) -> bool:
         """Decide what *plan* asks, if that is nothing, or one limit by address; False: `RateLimitsBase.admit` must."""
         limits = self.limits
-        if self.made is not None or self.plan is not None or limits.watched:
+        if self.made is not None or self.plan is not None:
             return False
-        limiter = plan.limiter
-        if limiter is not None:
+        quick: PlainLimit | None = plan.quick
+        if quick is not None:
             peer = self.environ.get("REMOTE_ADDR")
-            key = limits.key_of_peer(peer) if peer else ""
+            key = limits.key_of_peer(peer) if peer and not limits.watched else ""
             if not key:
                 return False
-            made: Decision = limiter.blocking.try_acquire(key)
-            self.limiter, self.decision = limiter, made
+            made: Decision = quick.take(key)
+            self.quick, self.decision = quick, made
         elif plan.limits:
             return False
         self.plan, self.native = plan, native
@@ -71,11 +70,11 @@ class WSGIRequest:
     def start(self, status: Any, headers: Any, exc_info: Any = None) -> Any:
         """What the application calls as `start_response`."""
         if self.made is None and self.plan is not None:
-            made, whole = self.decision, headers
-            if made is not None:
+            made, quick, whole = self.decision, self.quick, headers
+            if made is not None and quick is not None:
                 style = self.limits.header_style
                 if made.allowed and style == "x":
-                    whole = with_x_headers(headers, made, self.limiter.rule.quotas)
+                    whole = with_x_headers(headers, quick.headers.of(made))
                 elif style is not None or not made.allowed:
                     whole = None
             if whole is not None:
