@@ -267,6 +267,15 @@ async def test_count_if(kind: str, answers: list[int], redis_server: Server) -> 
     await limits.aclose()
 
 
+async def test_count_if_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer goes out all the same, and the permits stay spent."""
+    limits = RateLimits()
+    route = web.get("/", limits.limit("2/hour", count_if=lambda response: response.no_such_name)(handler()))
+    async with serving(application(limits, route)) as client:
+        assert await statuses(client, "/", "/", "/") == [200, 200, 429]
+    assert sum("count_if" in record.getMessage() for record in caplog.records) == 2
+
+
 async def test_a_client_that_leaves() -> None:
     """A handler that is cancelled because its client has left has no answer: status 499."""
     limits = RateLimits()
