@@ -377,6 +377,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"rate": "5/m", "cost": 6}, "at most 5"),
     ({"rate": "5/m", "algorithm": "tokens"}, "unknown algorithm"),
     ({"rate": "5/m", "on_denied": "text"}, "on_denied must be a function"),
+    ({"rate": "5/m", "block": "no"}, "block must be True or False, got 'no'"),
+    ({"rate": "5/m", "block": None}, "block must be True or False, got None"),
+    ({"rate": "5/m", "method": 5}, "a list of them, such as 'POST', got 5"),
+    ({"rate": "5/m", "method": b"GET"}, "a list of them, such as 'POST', got b'GET'"),
 ]
 
 
@@ -389,6 +393,15 @@ def test_mistakes_are_found_where_they_are_written(options: dict[str, Any], says
 def test_without_parentheses() -> None:
     with pytest.raises(SetupError, match="needs a rate"):
         ratelimit(views.free)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", [None, "view", 5, Site])
+def test_on_the_wrong_thing(target: Any) -> None:
+    with pytest.raises(SetupError, match="goes on a view or a View class"):
+        ratelimit(rate="5/m")(target)
+    if not callable(target):
+        with pytest.raises(SetupError, match="goes on a view or a View class"):
+            ratelimit.exempt(target)
 
 
 def test_async_key_of_a_plain_view(wsgi_site: Site) -> None:
