@@ -421,6 +421,27 @@ def test_view_called_by_hand(wsgi_site: Site) -> None:
     assert asyncio.run(call()) == [200, 200, 429]
 
 
+def test_view_called_without_a_request(wsgi_site: Site) -> None:
+    """By keyword it is called as without the limit; without a request the error says so."""
+    assert views.plain(request=RequestFactory().get("/")).status_code == 200
+    for arguments in ((), (None,), (5, None)):
+        with pytest.raises(SetupError, match=r"the limited view plain was called with .* without a request"):
+            views.plain(*arguments)
+
+
+ASKED: list[tuple[Any, dict[str, Any], str]] = [
+    (None, {}, "asked for a request, got NoneType None"),
+    (RequestFactory().get("/"), {"increment": "no"}, "increment must be True or False, got 'no'"),
+    (RequestFactory().get("/"), {"fn": "search"}, "fn is the function that asks, and names the group, got 'search'"),
+]
+
+
+@pytest.mark.parametrize(("request_", "options", "says"), ASKED, ids=[row[2] for row in ASKED])
+def test_asked_wrongly(request_: Any, options: dict[str, Any], says: str, wsgi_site: Site) -> None:
+    with pytest.raises(SetupError, match=says):
+        is_ratelimited(request_, **{"group": "g", "rate": "5/m", **options})
+
+
 def test_decorators_do_not_pile_up(wsgi_site: Site) -> None:
     """`method_decorator` decorates anew for each request; nothing is left behind by that."""
     site = wsgi_site

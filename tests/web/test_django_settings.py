@@ -106,6 +106,7 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"NINJA_DEFAULT_THROTTLE_RATES": {"auth": "many"}}, "E003"),
     ({"REST_FRAMEWORK": {"DEFAULT_THROTTLE_RATES": ["5/m"]}}, "E003"),
     ({"ROOT_URLCONF": "tests.web.django_site.broken_urls"}, "E006"),
+    ({"ROOT_URLCONF": "tests.web.django_site.unseen_urls"}, "W006"),
 ]
 
 

@@ -15,7 +15,7 @@ from headgate.stores.base import is_per_process
 from headgate.web.django.limits import DjangoRateLimits
 from headgate.web.django.settings import arguments, given, unknown
 from headgate.web.django.sources import dotted_paths
-from headgate.web.django.views import METHODS, declared_on, routes
+from headgate.web.django.views import AROUND, METHODS, declared_on, operation_of, routes
 from headgate.web.startup import several_workers
 
 MIDDLEWARE = (
@@ -157,7 +157,7 @@ def check_proxies(**_: Any) -> list[CheckMessage]:
 
 
 def check_declared(**_: Any) -> list[CheckMessage]:
-    """E006: a dotted path in a `ratelimit` that cannot be imported."""
+    """E006: a dotted path in a `ratelimit` that cannot be imported. W006: a `ratelimit` that django-ninja misses."""
     if not hasattr(settings, "ROOT_URLCONF"):
         return []
     declared = {id(each): each for route in routes() for method in METHODS for each in declared_on(route.view, method)}
@@ -168,7 +168,21 @@ def check_declared(**_: Any) -> list[CheckMessage]:
                 import_string(path)
             except ImportError as error:
                 messages.append(Error(f"@ratelimit: {error}", id="headgate.E006"))
-    return messages
+    return [*messages, *_unseen()]
+
+
+def _unseen() -> Iterator[CheckMessage]:
+    for route in routes():
+        for method in METHODS:
+            operation: Any = getattr(operation_of(route.view, method), "view_func", None)
+            around = getattr(operation, AROUND, None)
+            if around is not None and around not in declared_on(route.view, method):
+                yield Warning(
+                    f"@ratelimit limits nothing at {method} /{route.path}: django-ninja has registered "
+                    f"{operation.__qualname__} without it",
+                    "put @ratelimit below the decorator of the operation, next to the function",
+                    id="headgate.W006",
+                )
 
 
 def _given() -> dict[str, Any]:

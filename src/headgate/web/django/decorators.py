@@ -22,7 +22,7 @@ from headgate.web.core import without_loop
 from headgate.web.django.limits import DjangoExchange, DjangoLimit
 from headgate.web.django.settings import current
 from headgate.web.django.sources import key_source, rate_source
-from headgate.web.django.views import EXEMPT, MARK, marks, scope_prefix
+from headgate.web.django.views import AROUND, EXEMPT, MARK, marks, scope_prefix
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, ResponseInfo
 from headgate.web.limit import LimitOptions, OnDenied, SetupError, check_bool
 from headgate.web.subject import SubjectNames
@@ -123,6 +123,8 @@ class ratelimit:  # noqa: N801 # the name of django-ratelimit
             raise SetupError(f"@ratelimit(...) goes on a view or a View class, got {view!r:.60}")
         wrapper = _on_loop(view) if _is_async(view) else _in_thread(view)
         setattr(wrapper, self.mark, self)
+        if inspect.isfunction(view):
+            setattr(view, AROUND, self)
         _keep_types(wrapper, view)
         return wrapper  # type: ignore[return-value]
 
@@ -169,7 +171,7 @@ def _is_async(view: Function) -> bool:
 def _in_thread(view: Function) -> Function:
     @functools.wraps(view)
     def limited_view(*args: Any, **kwargs: Any) -> Any:
-        call = Call(args, limited_view, threaded=True)
+        call = Call(args, kwargs, limited_view, threaded=True)
         if not without_loop(call.enter()):
             return without_loop(call.refuse())
         try:
@@ -185,7 +187,7 @@ def _in_thread(view: Function) -> Function:
 def _on_loop(view: Function) -> Function:
     @functools.wraps(view)
     async def limited_view(*args: Any, **kwargs: Any) -> Any:
-        call = Call(args, limited_view, threaded=False)
+        call = Call(args, kwargs, limited_view, threaded=False)
         if not await call.enter():
             return await call.refuse()
         status = CLIENT_LEFT
@@ -206,10 +208,13 @@ def _on_loop(view: Function) -> Function:
 class Call:
     """One call of a limited view. The outermost one finishes the request, unless the middleware does."""
 
-    def __init__(self, args: tuple[Any, ...], view: Function, *, threaded: bool) -> None:
+    def __init__(self, args: tuple[Any, ...], named: dict[str, Any], view: Function, *, threaded: bool) -> None:
         self.limits = current()
-        direct = not hasattr(args[0], "META")  # a method, which is called with its view first
-        self.request = args[1] if direct else args[0]
+        direct = not (args and hasattr(args[0], "META"))  # a method, which is called with its view first
+        self.request = (args[1] if len(args) > 1 else named.get("request")) if direct else args[0]
+        if not hasattr(self.request, "META"):
+            raise SetupError(f"the limited view {view.__name__} was called with {args!r:.60}, and without a request")
+        direct = direct and bool(args)
         self.threaded = threaded
         exchange = self._exchange()
         self.outermost = not exchange.managed
