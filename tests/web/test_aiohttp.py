@@ -136,6 +136,25 @@ async def test_forged_addresses() -> None:
         assert await statuses(client, "/", "/", "/", headers=last) == [200, 200, 429]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+async def test_two_limits_around_an_application(turned: bool) -> None:
+    """Whichever comes first: answers and the handler are told the tighter decision, a refusal is told as such."""
+    wide, narrow = RateLimits(name="wide"), RateLimits(name="narrow")
+
+    @wide.limit("9/hour")
+    @narrow.limit("2/hour")
+    async def index(request: web.Request) -> web.Response:
+        return web.Response(text=str(request["rate_limit"].limit))
+
+    first, second = (narrow, wide) if turned else (wide, narrow)
+    async with serving(application(first, web.get("/", index), after=[second.middleware])) as client:
+        answers = [await client.get("/") for _ in range(3)]
+        assert [await answer.text() for answer in answers[:2]] == ["2", "2"]
+    names = ("x-ratelimit-limit", "x-ratelimit-remaining", "retry-after")
+    told = [[answer.headers.get(name) for name in names] for answer in answers]
+    assert told == [["2", "1", None], ["2", "0", None], ["2", "0", "1800"]]
+
+
 async def test_default_is_for_the_rest() -> None:
     """Routes without a limit, 404, 405 and sub-applications share the default; a limited or exempt route does not."""
     limits = RateLimits(default="5/hour")
@@ -265,6 +284,15 @@ async def test_count_if(kind: str, answers: list[int], redis_server: Server) -> 
     assert len(seen) == 3 - answers.count(429) and seen[0].status_code == answers[0]
     assert isinstance(seen[0].native, web.StreamResponse) and ("x-kind" in seen[0].headers) == (kind == "stream")
     await limits.aclose()
+
+
+async def test_count_if_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """The answer goes out all the same, and the permits stay spent."""
+    limits = RateLimits()
+    route = web.get("/", limits.limit("2/hour", count_if=lambda response: response.no_such_name)(handler()))
+    async with serving(application(limits, route)) as client:
+        assert await statuses(client, "/", "/", "/") == [200, 200, 429]
+    assert sum("count_if" in record.getMessage() for record in caplog.records) == 2
 
 
 async def test_a_client_that_leaves() -> None:

@@ -377,6 +377,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"rate": "5/m", "cost": 6}, "at most 5"),
     ({"rate": "5/m", "algorithm": "tokens"}, "unknown algorithm"),
     ({"rate": "5/m", "on_denied": "text"}, "on_denied must be a function"),
+    ({"rate": "5/m", "block": "no"}, "block must be True or False, got 'no'"),
+    ({"rate": "5/m", "block": None}, "block must be True or False, got None"),
+    ({"rate": "5/m", "method": 5}, "a list of them, such as 'POST', got 5"),
+    ({"rate": "5/m", "method": b"GET"}, "a list of them, such as 'POST', got b'GET'"),
 ]
 
 
@@ -389,6 +393,15 @@ def test_mistakes_are_found_where_they_are_written(options: dict[str, Any], says
 def test_without_parentheses() -> None:
     with pytest.raises(SetupError, match="needs a rate"):
         ratelimit(views.free)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", [None, "view", 5, Site])
+def test_on_the_wrong_thing(target: Any) -> None:
+    with pytest.raises(SetupError, match="goes on a view or a View class"):
+        ratelimit(rate="5/m")(target)
+    if not callable(target):
+        with pytest.raises(SetupError, match="goes on a view or a View class"):
+            ratelimit.exempt(target)
 
 
 def test_async_key_of_a_plain_view(wsgi_site: Site) -> None:
@@ -406,6 +419,27 @@ def test_view_called_by_hand(wsgi_site: Site) -> None:
 
     current().reset("127.0.0.1")
     assert asyncio.run(call()) == [200, 200, 429]
+
+
+def test_view_called_without_a_request(wsgi_site: Site) -> None:
+    """By keyword it is called as without the limit; without a request the error says so."""
+    assert views.plain(request=RequestFactory().get("/")).status_code == 200
+    for arguments in ((), (None,), (5, None)):
+        with pytest.raises(SetupError, match=r"the limited view plain was called with .* without a request"):
+            views.plain(*arguments)
+
+
+ASKED: list[tuple[Any, dict[str, Any], str]] = [
+    (None, {}, "asked for a request, got NoneType None"),
+    (RequestFactory().get("/"), {"increment": "no"}, "increment must be True or False, got 'no'"),
+    (RequestFactory().get("/"), {"fn": "search"}, "fn is the function that asks, and names the group, got 'search'"),
+]
+
+
+@pytest.mark.parametrize(("request_", "options", "says"), ASKED, ids=[row[2] for row in ASKED])
+def test_asked_wrongly(request_: Any, options: dict[str, Any], says: str, wsgi_site: Site) -> None:
+    with pytest.raises(SetupError, match=says):
+        is_ratelimited(request_, **{"group": "g", "rate": "5/m", **options})
 
 
 def test_decorators_do_not_pile_up(wsgi_site: Site) -> None:

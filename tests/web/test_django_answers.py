@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from django.http import HttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
 from django.test import override_settings
 from django.utils import translation
 
@@ -51,6 +53,34 @@ def test_migration_by_handler403(site: Site, path: str, monkeypatch: pytest.Monk
     site.configure(HEADGATE={"DEFAULT": "2/hour", "ON_DENIED": "headgate.web.django.raise_ratelimited"})
     assert site.statuses(path, path) == [200, 200]
     assert body(site.request(path)) == "2 are enough"
+
+
+RUBBISH = [False, "no", b"no", 429, ("no", 429), {"detail": "no"}, HttpResponse]
+
+
+@pytest.mark.parametrize("path", LIMITED)
+def test_rubbish(site: Site, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no response is a 500 and never lets the request pass; None of on_denied leaves the 429 as it is."""
+    assert refused(site, path, HEADGATE={"ON_DENIED": lambda request, decision: None}).status_code == 429
+    for rubbish in RUBBISH:
+        site.configure(HEADGATE={"DEFAULT": "2/hour", "ON_DENIED": lambda request, decision, given=rubbish: given})
+        assert site.statuses(path, path, path, path) == [200, 200, 500, 500], rubbish
+    for rubbish in (None, *RUBBISH):
+        monkeypatch.setattr(urls, "handler429", lambda request, exception, given=rubbish: given, raising=False)
+        site.configure(HEADGATE={"DEFAULT": "2/hour"})
+        assert site.statuses(path, path, path, path) == [200, 200, 500, 500], rubbish
+
+
+@pytest.mark.parametrize("path", LIMITED)
+def test_template_response(site: Site, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is rendered late is rendered also where the middleware answers, and no view."""
+
+    def page(request: Any, *_: Any, **__: Any) -> TemplateResponse:
+        return TemplateResponse(request, engines["django"].from_string("wait"), status=429)
+
+    assert body(refused(site, path, HEADGATE={"ON_DENIED": page})) == "wait"
+    monkeypatch.setattr(urls, "handler429", page, raising=False)
+    assert body(refused(site, path)) == "wait"
 
 
 def plain_handler(request: Any, exception: Ratelimited) -> HttpResponse:

@@ -93,6 +93,39 @@ def test_cost_above_the_capacity(site: Site, path: str, monkeypatch: pytest.Monk
     assert answer.json() == {"detail": "Request was throttled."}
 
 
+@pytest.mark.parametrize("path", ["/api/fails/", "/api/fails_by_method/"])
+def test_count_if(site: Site, path: str) -> None:
+    """A function or a method of the class: only failures count, and every request is one of the same limit."""
+    assert site.statuses(*[path] * 3) == [200] * 3
+    assert len(current()._throttles) == 1  # and not one for each request
+    assert [site.request(path, "POST").status_code for _ in range(2)] == [405, 429]
+
+
+COSTS: list[Any] = [-1, 1.5, True, "2", None, lambda self: 1]
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_costs_that_are_none(cost: Any, wsgi_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost that is no count of permits is an error, and not a request without a limit."""
+    monkeypatch.setattr(api.Costly, "cost", cost)
+    with pytest.raises(ImproperlyConfigured, match=r"Costly\.cost must be a whole number of at least 0, got"):
+        api.Costly().ask("5/hour", "a")
+
+
+@pytest.mark.parametrize("key", ["", " ", b"", [], object(), False])
+def test_keys_that_name_nobody(key: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"get_cache_key of ByName gave .*or None for requests"):
+        api.ByName().ask("5/hour", key)
+
+
+@pytest.mark.parametrize("found", [(0, 60), ("2", "60"), (2, 0)])
+def test_own_spelling_of_what_is_no_rate(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the throttle."""
+    monkeypatch.setattr(api.OwnSpelling, "parse_rate", lambda self, rate: found)
+    with pytest.raises(ImproperlyConfigured, match=r"the rate of OwnSpelling \(scope 'own'\)"):
+        api.OwnSpelling().ask("x", "a")
+
+
 @pytest.mark.parametrize("path", ["/api/closed/", "/api/closed_atomic/"])
 def test_other_throttles(site: Site, path: str) -> None:
     """What a throttle of another kind refuses is not counted either, where the view takes all in one step."""

@@ -1,6 +1,7 @@
 """The setting HEADGATE: read when it is needed, changed by tests, checked; and the commands of manage.py."""
 
 import io
+import re
 import subprocess
 import sys
 from typing import Any
@@ -70,6 +71,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"TRUSTED_PROXIES": "10.0.0.0/8"}, "trusted_proxies is a list"),
     ({"ON_DENIED": "no.such.function"}, "No module named 'no'"),
     ("redis://localhost", "HEADGATE is a dict"),
+    ({"ENABLED": "False"}, r"'ENABLED'] must be True or False, got 'False'"),
 ]
 
 
@@ -81,8 +83,14 @@ def test_mistakes(given: Any, says: str, wsgi_site: Site) -> None:
             message for message in run_checks(tags=["headgate"]) if message.id in ("headgate.E001", "headgate.E002")
         ]
         assert len(found) == 1 and says in found[0].msg
-        with pytest.raises((ValueError, ImportError), match=says):
+        with pytest.raises((ValueError, ImportError), match=re.escape(says)):
             current()
+
+
+def test_switch_that_is_text(wsgi_site: Site) -> None:
+    """The text "False", as the environment has it, is true: an error, before it keeps limits on."""
+    with pytest.raises(SetupError, match="HEADGATE_ENABLED must be True or False, got 'False'"):
+        wsgi_site.configure(HEADGATE_ENABLED="False")
 
 
 CHECKS: list[tuple[dict[str, Any], str]] = [
@@ -96,7 +104,9 @@ CHECKS: list[tuple[dict[str, Any], str]] = [
     ({"REST_FRAMEWORK": {"NUM_PROXIES": 1}}, "W005"),
     ({"REST_FRAMEWORK": {"DEFAULT_THROTTLE_RATES": {"user": "5/fortnight"}}}, "E003"),
     ({"NINJA_DEFAULT_THROTTLE_RATES": {"auth": "many"}}, "E003"),
+    ({"REST_FRAMEWORK": {"DEFAULT_THROTTLE_RATES": ["5/m"]}}, "E003"),
     ({"ROOT_URLCONF": "tests.web.django_site.broken_urls"}, "E006"),
+    ({"ROOT_URLCONF": "tests.web.django_site.unseen_urls"}, "W006"),
 ]
 
 
@@ -113,6 +123,7 @@ RIGHT: list[dict[str, Any]] = [
     {"HEADGATE": {"KEY": "user", "DEFAULT": "5/m"}, "MIDDLEWARE": [AUTHENTICATION, OURS]},
     {"HEADGATE": {"TRUSTED_PROXIES": ["10.0.0.0/8"]}, "USE_X_FORWARDED_HOST": True},
     {"MIDDLEWARE": ["corsheaders.middleware.CorsMiddleware", OURS]},
+    {"REST_FRAMEWORK": {"DEFAULT_THROTTLE_RATES": {"own": "twice in 20 s"}}},  # `OwnSpelling` reads it
 ]
 
 
@@ -182,6 +193,18 @@ def test_show_and_reset(site: Site, redis_server: Server) -> None:
         assert manage("reset", key) == f"{key} is as if never seen\n"
     assert site.statuses("/plain/", "/by_user/", "/by_user/") == [200, 200, 200]
     assert site.request("/by/post/", "POST", data={"username": "ada"}).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", " \t", "\0", "\ud800", "user:", "{}", "x" * 5000, "[::1", "1.2.3.4:80, ::1"])
+def test_odd_keys(key: str, wsgi_site: Site, redis_server: Server) -> None:
+    """A key that is none is an error in words; others are those of a client that nobody has seen."""
+    wsgi_site.configure(HEADGATE={"STORE": redis_server.url})
+    if not key.strip():
+        for action in ("show", "reset"):
+            with pytest.raises(CommandError, match=f"{action} takes the key of a client"):
+                manage(action, key)
+    else:
+        assert " of " in manage("show", key) and "as if never seen" in manage("reset", key)
 
 
 def test_commands_and_memory(wsgi_site: Site) -> None:

@@ -693,6 +693,12 @@ def test_commands(redis_server: Server) -> None:
     assert "2 of 3" in run("show", "192.0.2.1") and "4 of 5" in run("show", "secret")
     assert "forgotten" in run("reset", "192.0.2.1")
     assert "3 of 3" in run("show", "192.0.2.1") and "4 of 5" in run("show", "secret")
+    for key in ("\0", "x" * 5000):  # no addresses
+        assert "5 of 5" in run("show", key) and "forgotten in 1 limits" in run("reset", key)
+    for key in ("", " "):
+        for action in ("show", "reset"):
+            result = fresh().test_cli_runner().invoke(args=["headgate", action, key])
+            assert result.exit_code == 1 and "give the key of a client" in result.output
     run("reset", "secret")
     assert left(app, headers={"X-API-Key": "secret"}) == 4
 

@@ -67,6 +67,7 @@ BAD = [
     ("timeout", True, SetupError, "above 0"),
     ("timeout", float("inf"), SetupError, "above 0"),
     ("timeout", float("nan"), SetupError, "above 0"),
+    ("timeout", 10**400, SetupError, "above 0"),
     ("quota", "10/second;1000/hour", ValueError, r"several are a list: \['10/second', '1000/hour'\]"),
     ("quota", "10/s, 1,000/hour", ValueError, r"several are a list: \['10/s', '1,000/hour'\]"),
 ]

@@ -84,6 +84,35 @@ def test_handler_raises_without_count_if(door: Door) -> None:
     assert door.get(limit).remaining == 1
 
 
+def wrong(response: ResponseInfo) -> bool:
+    raise Broken
+
+
+async def wrong_later(response: ResponseInfo) -> bool:
+    raise Broken
+
+
+class Undecided:
+    def __bool__(self) -> bool:
+        raise Broken
+
+
+@pytest.mark.parametrize("counts", [wrong, wrong_later, lambda response: Undecided(), lambda: True])
+def test_count_if_raises(door: Door, counts: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer goes out, the error is logged once, the permits stay spent; those of other limits go back."""
+    limits = door.limits()
+    both = [
+        limits.limit("3/hour", scope="wrong", count_if=counts),
+        limits.limit("9/hour", scope="right", count_if=failed),
+    ]
+    assert door.get(both).status == 200
+    [record] = [record for record in caplog.records if record.name == "headgate.web"]
+    assert record.exc_info and "count_if of <Limit 3/hour by address> failed" in record.getMessage()
+    assert [door.get(limit, answer=401).remaining for limit in both] == [1, 8]
+    with pytest.raises(ZeroDivisionError):  # the handler's own error goes on
+        door.get(both, answer=ZeroDivisionError())
+
+
 @pytest.mark.parametrize("store", ["memory://", pytest.param("redis", marks=pytest.mark.server)])
 def test_client_leaves(async_door: Door, store: str, request: pytest.FixtureRequest) -> None:
     """The task of a request is cancelled: its status is 499 for `count_if`, and what goes back does so all the same."""

@@ -242,6 +242,13 @@ async def test_set_up(caplog: pytest.LogCaptureFixture) -> None:
     assert await statuses(app, *["/"] * 7) == [200] * 7
 
 
+def test_installed_on_the_wrong_thing() -> None:
+    limits: Any = RateLimits()
+    for target in (None, "shop", Quart):
+        with pytest.raises(TypeError, match="init_app takes a Quart application, got"):
+            limits.init_app(target)
+
+
 async def test_timeout_waits() -> None:
     clock = WatchedClock()
     app, limits = make(clock=clock)

@@ -250,6 +250,37 @@ async def test_exempt_view_and_what_inherits() -> None:
         assert await statuses(client, "/free", "/free", "/more", "/more") == [200, 200, 200, 429]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("serve", [serving, in_asgi])
+async def test_two_limits_around_an_application(serve: Any, turned: bool) -> None:
+    """Whichever comes first: answers and the handler are told the tighter decision, a refusal is told as such."""
+    app = application()
+    wide, narrow = RateLimits(name="wide"), RateLimits(name="narrow")
+    for limits in (narrow, wide) if turned else (wide, narrow):
+        limits.init_app(app)
+
+    @app.get("/")
+    @wide.limit("9/hour")
+    @narrow.limit("2/hour")
+    async def index(request: Request) -> HTTPResponse:
+        return text(str(request.ctx.rate_limit.limit))
+
+    async with serve(app) as client:
+        answers = [await client.get("/") for _ in range(3)]
+    assert [answer.text for answer in answers[:2]] == ["2", "2"]
+    names = ("x-ratelimit-limit", "x-ratelimit-remaining", "retry-after")
+    told = [[answer.headers.get(name) for name in names] for answer in answers]
+    assert told == [["2", "1", None], ["2", "0", None], ["2", "0", "1800"]]
+
+
+def test_installed_on_the_wrong_thing() -> None:
+    limits: Any = RateLimits()
+    for target in (None, "shop", Sanic, Blueprint("shop")):
+        with pytest.raises(TypeError, match="init_app takes a Sanic application, got"):
+            limits.init_app(target)
+    assert not limits.applications
+
+
 async def every_kind(request: Request, kind: str) -> HTTPResponse | None:
     if kind == "refuse":
         raise Unauthorized("no")

@@ -9,6 +9,7 @@ import asyncio
 import functools
 from contextvars import ContextVar
 
+from headgate.decision import Decision
 from headgate.web.exchange import CLIENT_LEFT, ResponseInfo
 from headgate.web.handlers import HandlerExchange, HandlerLimit, HandlerRateLimits, LimitedRoute
 
@@ -33,6 +34,7 @@ def _known_key(key: str) -> str:
 
 
 DECISION = _known_key("rate_limit")
+TIGHTEST = _known_key("headgate_decision")  # the same, whatever the application does with that one
 
 
 class AiohttpExchange(HandlerExchange):
@@ -73,8 +75,12 @@ class RateLimits(HandlerRateLimits[AiohttpLimit]):
         exchange: AiohttpExchange | None = request.get(self.request_key)
         return exchange
 
-    def keep_decision(self, exchange: HandlerExchange) -> None:
-        exchange.request[DECISION] = exchange.decision
+    def decision_of(self, request: web.Request) -> Decision | None:
+        made: Decision | None = request.get(TIGHTEST)
+        return made
+
+    def publish(self, request: web.Request, made: Decision | None) -> None:
+        request[DECISION] = request[TIGHTEST] = made
 
     def response(self, status: int, headers: list[tuple[str, str]], body: bytes) -> web.Response:
         return web.Response(status=status, headers=headers, body=body)
@@ -86,7 +92,7 @@ class RateLimits(HandlerRateLimits[AiohttpLimit]):
             return await handler(request)  # a second installation counts nothing
         known = self._route(request) if request.match_info.http_exception is None else None
         exchange = request[self.request_key] = AiohttpExchange(self, request, known)
-        request[DECISION] = None
+        request.setdefault(DECISION, None)
         _current.set(exchange)
         application = request.match_info.apps[0]
         if self._on_prepare not in application.on_response_prepare:

@@ -275,14 +275,23 @@ class RateLimitsBase(LimitsFields, Generic[AnyLimit]):
         return asked.decision
 
     async def settle(self, exchange: Exchange, response: ResponseInfo) -> None:
-        """Give back the permits of limits whose `count_if` is false for *response*. Does so once for a request."""
+        """Give back the permits of limits whose `count_if` is false for *response*. Does so once for a request.
+
+        A `count_if` that raises is logged, and its permits stay spent: the handler has done its work, and an error here
+        would take its answer from the client.
+        """
         if exchange.settled:
             return
         exchange.settled = True
         for limit in dict.fromkeys(charge.limit for charge in exchange.taken):
             if limit.count_if is not None:
-                counts = limit.count_if(response)
-                if not (await counts if inspect.isawaitable(counts) else counts):
+                try:
+                    counts = limit.count_if(response)
+                    counts = bool(await counts if inspect.isawaitable(counts) else counts)
+                except Exception:
+                    logger.exception("count_if of %r failed: its permits stay spent", limit)
+                    continue
+                if not counts:
                     its = [charge for charge in exchange.taken if charge.limit is limit]
                     await self._permits.give_back(exchange, self._permits.still_spent(its))
 

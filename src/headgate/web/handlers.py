@@ -11,7 +11,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
-from headgate.web.core import RateLimitsBase
+from headgate.decision import Decision
+from headgate.web.core import RateLimitsBase, tighter
 from headgate.web.exchange import Exchange
 from headgate.web.headers import denial_headers
 from headgate.web.limit import Limit, SetupError, check_answer, mark, own_marks
@@ -152,9 +153,18 @@ class HandlerRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
     def exchange_for(self, request: Any) -> HandlerExchange:
         return self.exchange_class(self, request, None)
 
-    def keep_decision(self, exchange: HandlerExchange) -> None:
-        """Put the decision where the application finds it."""
+    def decision_of(self, request: Any) -> Decision | None:
+        """The decision that was published on *request*, whatever the application has put in its place."""
         raise NotImplementedError
+
+    def publish(self, request: Any, made: Decision | None) -> None:
+        """Put a decision where the application finds it."""
+        raise NotImplementedError
+
+    def keep_decision(self, exchange: HandlerExchange) -> None:
+        """Publish the decision, unless that of other limits around the application is tighter."""
+        if exchange.decision is not None and tighter(exchange.decision, self.decision_of(exchange.request)):
+            self.publish(exchange.request, exchange.decision)
 
     def response(self, status: int, headers: list[tuple[str, str]], body: bytes) -> Any:
         """A response of the framework."""
@@ -190,8 +200,11 @@ class HandlerRateLimits(RateLimitsBase[AnyLimit], Generic[AnyLimit]):
         return self.response(*self.refusal(exchange))
 
     def add_headers(self, exchange: HandlerExchange, headers: Any) -> None:
-        """Complete the headers of an answer."""
-        headers.update(self.headers(exchange))
+        """Complete the headers of an answer. Those of other limits around the application stay if they are tighter."""
+        tightest = exchange.decision is self.decision_of(exchange.request)
+        for name, value in self.headers(exchange):
+            if tightest or name not in headers:
+                headers[name] = value
         if exchange.denied_by is not None and exchange.decision is not None:
             for name, value in denial_headers(exchange.decision):
                 headers.setdefault(name, value)

@@ -6,7 +6,7 @@ import copy
 import difflib
 import functools
 import inspect
-import math
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypedDict
 
@@ -94,7 +94,7 @@ class Limit:
         self.rule = None if callable(quota) else Rule(quota, self.algorithm)  # raises where the quota is written
         self.subjects = _subjects(key)
         self.scope = check_key(scope, "scope") if scope else ""
-        self.cost = cost if callable(cost) else _check_cost(cost, self.rule.capacity if self.rule else 0)
+        self.cost = cost if callable(cost) else check_cost(cost, self.rule.capacity if self.rule else 0)
         self.methods = _methods(methods)
         self.exempt_when = check_function("exempt_when", exempt_when)
         self.count_if = check_function("count_if", count_if)
@@ -148,12 +148,12 @@ class Limit:
         if not callable(self.cost):
             return self.cost
         found: Any = self.cost(exchange.native)
-        return _check_cost(await found if inspect.isawaitable(found) else found)
+        return check_cost(await found if inspect.isawaitable(found) else found)
 
     def costing(self, cost: int) -> Self:
         """This limit with another cost; their states are the same."""
         made = copy.copy(self)
-        made.cost, made.plain, made.by_address = _check_cost(cost), False, False
+        made.cost, made.plain, made.by_address = check_cost(cost), False, False
         return made
 
     async def applies(self, exchange: Exchange) -> bool:
@@ -213,7 +213,7 @@ def check_bool(what: str, given: object) -> bool:
     raise SetupError(f"{what} must be True or False, got {given!r:.40}")
 
 
-def _check_cost(cost: object, capacity: int = 0) -> int:
+def check_cost(cost: object, capacity: int = 0) -> int:
     """Return *cost* if it is a count of permits, of at most *capacity* unless that is 0; else raise."""
     try:
         return check_permits(cost, capacity, 0)
@@ -245,7 +245,7 @@ def check_answer(answer: Any, attribute: str) -> Any:
 def _seconds(timeout: float | None) -> float | None:
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= sys.float_info.max:
         raise SetupError(f"timeout must be seconds above 0, or left out to refuse at once, got {timeout!r:.40}")
     return float(timeout)
 

@@ -89,6 +89,8 @@ class RateLimits(ViewRateLimits[QuartLimit], ASGIRateLimits[QuartLimit]):
         Args:
             app: the application
         """
+        if not isinstance(app, quart.Quart):
+            raise TypeError(f"init_app takes a Quart application, got {app!r:.60}")
         if not self.add_app(app):
             return
         quart.request_started.disconnect(self._complain)

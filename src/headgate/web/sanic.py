@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, Unpack
 
+from headgate.decision import Decision
 from headgate.web.asgi import TRY_AGAIN_LATER
 from headgate.web.core import RateLimitsOptions
 from headgate.web.exchange import CLIENT_LEFT, ResponseInfo
@@ -31,6 +32,7 @@ Target = TypeVar("Target")
 
 GROUP, BLUEPRINT, HANDLER = 1, 2, 3  # from the outside in: what is exempt is free of the limits around it
 SWITCHING_PROTOCOLS = 101
+DECISION = "headgate_decision"  # the tightest one, of all limits around an application
 FIRST = 1_000_000  # the priority of a middleware that runs before all others
 
 
@@ -104,6 +106,8 @@ class RateLimits(HandlerRateLimits[SanicLimit]):
         Args:
             app: the application
         """
+        if not isinstance(app, Sanic):
+            raise TypeError(f"init_app takes a Sanic application, got {app!r:.60}")
         self.applications.add(app)
         app.on_request(self._on_request, priority=FIRST)
         # a middleware of responses that returns one ends the others: ours is the first of them
@@ -124,8 +128,13 @@ class RateLimits(HandlerRateLimits[SanicLimit]):
         exchange: SanicExchange | None = getattr(request.ctx, self.request_key, None)
         return exchange
 
-    def keep_decision(self, exchange: HandlerExchange) -> None:
-        exchange.request.ctx.rate_limit = exchange.decision
+    def decision_of(self, request: Request) -> Decision | None:
+        made: Decision | None = getattr(request.ctx, DECISION, None)
+        return made
+
+    def publish(self, request: Request, made: Decision | None) -> None:
+        request.ctx.rate_limit = made
+        setattr(request.ctx, DECISION, made)
 
     def response(self, status: int, headers: list[tuple[str, str]], body: bytes) -> HTTPResponse:
         return HTTPResponse(body, status, dict(headers))
@@ -135,7 +144,7 @@ class RateLimits(HandlerRateLimits[SanicLimit]):
             return None  # a second installation counts nothing
         exchange = SanicExchange(self, request, self._route(request) if request.route else None)
         setattr(request.ctx, self.request_key, exchange)
-        request.ctx.rate_limit = None
+        self.publish(request, self.decision_of(request))
         denial: HTTPResponse | None = await self.meet(exchange)
         if denial is not None and getattr(request.transport, "scope", {}).get("type") == "websocket":
             _answer_websocket(request.transport)

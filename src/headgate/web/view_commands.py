@@ -46,6 +46,8 @@ def commands(app: Any) -> click.Group:
         _check_stores(everything)
         rows = [("SCOPE", "KEY", "LIMIT", "REMAINING", "RESET AFTER")]
         for limiter, keys in _states(everything, key):
+            if not keys:
+                continue  # what is no address has no state where addresses count
             made = min([limiter.blocking.peek(stored, 0) for stored in keys], key=lambda made: made.remaining)
             remaining = "the store is down" if made.degraded else f"{made.remaining} of {made.limit}"
             quotas = ", ".join(str(quota) for quota in limiter.rule.quotas)
@@ -57,7 +59,7 @@ def commands(app: Any) -> click.Group:
     def reset(key: str) -> None:
         """Forget a client in every limit. KEY: its address, the value of its header, or what a key function gives."""
         _check_stores(everything)
-        states = list(_states(everything, key))
+        states = [(limiter, keys) for limiter, keys in _states(everything, key) if keys]
         if not all([limiter.blocking.reset(stored) for limiter, keys in states for stored in keys]):
             raise click.ClickException("the store did not answer")
         click.echo(f"{key} is forgotten in {len(states)} limits")
@@ -81,6 +83,8 @@ def _check_stores(everything: list[ViewRateLimits[Any]]) -> None:
 
 def _states(everything: list[ViewRateLimits[Any]], key: str) -> Iterator[tuple[ScopedLimiter, set[str]]]:
     """Every limiter, with the keys under which it may know the client."""
+    if not key.strip():
+        raise click.ClickException(f"give the key of a client, such as 192.0.2.1, got {key!r}")
     for limits in everything:
         for limiter in limits.known_limiters():
             yield limiter, limits.stored_keys(limiter, key)

@@ -53,10 +53,25 @@ class Costly(UserRateThrottle):
 class OwnSpelling(UserRateThrottle):
     """A rate that a project reads itself, as recipes for periods of 20 seconds do."""
 
+    scope = "own"
     rate = "twice in 20 s"
 
     def parse_rate(self, rate: Any) -> tuple[int, float]:
         return (2, 20.0)
+
+
+class Fails(UserRateThrottle):
+    """Counts failures; a method that is no method, as a lambda in a class body is."""
+
+    rate = "1/hour"
+    count_if = lambda response: response.status_code >= 400  # noqa: E731
+
+
+class FailsByMethod(UserRateThrottle):
+    rate = "1/hour"
+
+    def count_if(self, response: Any) -> bool:
+        return bool(response.status_code >= 400)
 
 
 class StaffIsFree(UserRateThrottle):
@@ -160,6 +175,8 @@ urlpatterns = [
     path("closed_atomic/", view_of(Closed, Twice, StaffIsFree, atomic=True)),
     path("costly/", view_of(Costly)),
     path("own_spelling/", view_of(OwnSpelling)),
+    path("fails/", view_of(Fails)),
+    path("fails_by_method/", view_of(FailsByMethod)),
     path("by_name/", view_of(ByName)),
     path("function/", function),
     path("decorated/", decorated),

@@ -17,11 +17,13 @@ from django.urls.utils import get_callable
 
 from headgate.decision import Decision
 from headgate.web.headers import denial_headers, retry_seconds
+from headgate.web.limit import SetupError, check_answer
 
 if TYPE_CHECKING:
     from headgate.web.django.limits import DjangoExchange, DjangoRateLimits
 
 TEMPLATE = "429.html"
+RESPONSE = "set_signed_cookie"  # what a response of Django has, and nothing else
 rate_limited = Signal()  # sent with a `request` and a `decision` when a limit refuses, also one with `block=False`
 
 
@@ -40,12 +42,13 @@ def raise_ratelimited(request: Any, decision: Decision) -> Any:
 
 async def refuse(limits: DjangoRateLimits, exchange: DjangoExchange) -> Any:
     """The answer to a request that was refused, with the headers of the limit that refused it."""
-    on_denied = limits.on_denied_of(exchange)
+    on_denied, answer = limits.on_denied_of(exchange), None
     if on_denied is not None:
         answer = on_denied(exchange.request, exchange.decision)
         if inspect.isawaitable(answer):
             answer = async_to_sync(_result)(answer) if exchange.threaded else await answer
-    else:
+        check_answer(answer, RESPONSE)
+    if answer is None:
         answer = await _page(limits, exchange)
     give_headers(limits, exchange, answer)
     return answer
@@ -98,12 +101,19 @@ def _handler(exchange: DjangoExchange) -> Callable[[], Any] | None:
     view = get_callable(handler)
     request, error = exchange.request, Ratelimited(exchange.decision)
     if not inspect.iscoroutinefunction(view):
-        return lambda: view(request, exception=error)
+        return lambda: _answer_of(view(request, exception=error))
 
     async def render() -> Any:
-        return await view(request, exception=error)
+        return _answer_of(await view(request, exception=error))
 
     return render
+
+
+def _answer_of(answer: Any) -> Any:
+    """Return what `handler429` gave, if it is a response: the middleware would take None for leave to go on."""
+    if isinstance(answer, HttpResponseBase):
+        return answer
+    raise SetupError(f"handler429 must give a response, got {type(answer).__name__} {answer!r:.60}")
 
 
 def _template(limits: DjangoRateLimits, exchange: DjangoExchange) -> Callable[[], Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from headgate.stores.base import is_per_process
 from headgate.web.django.limits import DjangoRateLimits
 from headgate.web.django.settings import arguments, given, unknown
 from headgate.web.django.sources import dotted_paths
-from headgate.web.django.views import METHODS, declared_on, routes
+from headgate.web.django.views import AROUND, METHODS, declared_on, operation_of, routes
 from headgate.web.startup import several_workers
 
 MIDDLEWARE = (
@@ -45,13 +46,35 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def _rates() -> Iterator[CheckMessage]:
     """E003: a rate of REST framework or django-ninja that headgate's throttles cannot read."""
-    framework = getattr(settings, "REST_FRAMEWORK", {}).get("DEFAULT_THROTTLE_RATES", {})
-    for rates in (framework, getattr(settings, "NINJA_DEFAULT_THROTTLE_RATES", {})):
+    framework = (getattr(settings, "REST_FRAMEWORK", None) or {}).get("DEFAULT_THROTTLE_RATES", {})
+    settings_of = {
+        "rest_framework.throttling": ("REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']", framework),
+        "ninja.throttling": ("NINJA_DEFAULT_THROTTLE_RATES", getattr(settings, "NINJA_DEFAULT_THROTTLE_RATES", {})),
+    }
+    for module, (name, rates) in settings_of.items():
+        if not isinstance(rates, dict):
+            yield Error(f"{name} is a dict, such as {{'user': '100/minute'}}, got {rates!r:.60}", id="headgate.E003")
+            continue
         for scope, rate in rates.items():
             try:
                 _ = rate is None or Rule(rate)
             except ValueError as error:
-                yield Error(f"the throttle rate {scope!r}: {error}", id="headgate.E003")
+                if not _is_read_otherwise(module, scope):
+                    yield Error(f"the throttle rate {scope!r}: {error}", id="headgate.E003")
+
+
+def _is_read_otherwise(module: str, scope: str) -> bool:
+    """Whether a throttle of the project has the *scope*, or any that a view names, and reads rates in its own way."""
+    if hasattr(settings, "ROOT_URLCONF"):
+        list(routes())  # imports the views, and with them their throttles
+    found = [getattr(sys.modules.get(module), "SimpleRateThrottle", None)]
+    for each in found:
+        found += [] if each is None else each.__subclasses__()
+    return any(
+        each.parse_rate.__module__.partition(".")[0] not in ("rest_framework", "ninja", "headgate")
+        for each in found
+        if each is not None and (each.scope == scope or hasattr(each, "scope_attr"))
+    )
 
 
 def _memory(limits: DjangoRateLimits) -> Iterator[CheckMessage]:
@@ -134,7 +157,7 @@ def check_proxies(**_: Any) -> list[CheckMessage]:
 
 
 def check_declared(**_: Any) -> list[CheckMessage]:
-    """E006: a dotted path in a `ratelimit` that cannot be imported."""
+    """E006: a dotted path in a `ratelimit` that cannot be imported. W006: a `ratelimit` that django-ninja misses."""
     if not hasattr(settings, "ROOT_URLCONF"):
         return []
     declared = {id(each): each for route in routes() for method in METHODS for each in declared_on(route.view, method)}
@@ -145,7 +168,21 @@ def check_declared(**_: Any) -> list[CheckMessage]:
                 import_string(path)
             except ImportError as error:
                 messages.append(Error(f"@ratelimit: {error}", id="headgate.E006"))
-    return messages
+    return [*messages, *_unseen()]
+
+
+def _unseen() -> Iterator[CheckMessage]:
+    for route in routes():
+        for method in METHODS:
+            operation: Any = getattr(operation_of(route.view, method), "view_func", None)
+            around = getattr(operation, AROUND, None)
+            if around is not None and around not in declared_on(route.view, method):
+                yield Warning(
+                    f"@ratelimit limits nothing at {method} /{route.path}: django-ninja has registered "
+                    f"{operation.__qualname__} without it",
+                    "put @ratelimit below the decorator of the operation, next to the function",
+                    id="headgate.W006",
+                )
 
 
 def _given() -> dict[str, Any]:

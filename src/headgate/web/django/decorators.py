@@ -22,9 +22,9 @@ from headgate.web.core import without_loop
 from headgate.web.django.limits import DjangoExchange, DjangoLimit
 from headgate.web.django.settings import current
 from headgate.web.django.sources import key_source, rate_source
-from headgate.web.django.views import EXEMPT, MARK, marks, scope_prefix
+from headgate.web.django.views import AROUND, EXEMPT, MARK, marks, scope_prefix
 from headgate.web.exchange import CLIENT_LEFT, HANDLER_RAISED, ResponseInfo
-from headgate.web.limit import LimitOptions, OnDenied, SetupError
+from headgate.web.limit import LimitOptions, OnDenied, SetupError, check_bool
 from headgate.web.subject import SubjectNames
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -91,7 +91,7 @@ class ratelimit:  # noqa: N801 # the name of django-ratelimit
             raise SetupError("ratelimit needs a rate: @ratelimit(key='ip', rate='5/m')")
         if group and scope:
             raise SetupError(f"group and scope are two names of one thing, got {group!r:.40} and {scope!r:.40}")
-        self.block = block
+        self.block = check_bool("block", block)
         self.key, self.given_rate = key, rate
         self.group = group or scope or ""
         self.mark = f"{MARK}{next(_numbers)}"
@@ -117,12 +117,14 @@ class ratelimit:  # noqa: N801 # the name of django-ratelimit
 
     def __call__(self, view: View) -> View:
         """*view* with this limit before it."""
-        if isinstance(view, type):
+        if isinstance(view, type) and hasattr(view, "dispatch"):
             return method_decorator(self, name="dispatch")(view)  # type: ignore[no-any-return]
-        if not callable(view):
+        if not callable(view) or isinstance(view, type):
             raise SetupError(f"@ratelimit(...) goes on a view or a View class, got {view!r:.60}")
         wrapper = _on_loop(view) if _is_async(view) else _in_thread(view)
         setattr(wrapper, self.mark, self)
+        if inspect.isfunction(view):
+            setattr(view, AROUND, self)
         _keep_types(wrapper, view)
         return wrapper  # type: ignore[return-value]
 
@@ -133,12 +135,16 @@ class ratelimit:  # noqa: N801 # the name of django-ratelimit
         Args:
             view: plain, async or a class
         """
+        if not callable(view):
+            raise SetupError(f"@ratelimit.exempt goes on a view or a View class, got {view!r:.60}")
         setattr(view, EXEMPT, (True,))
         return view
 
 
 def method_names(method: str | Iterable[str | None] | None) -> Sequence[str]:
     """The methods that a limit is for; none: all of them, which django-ratelimit writes as ``(None,)``."""
+    if method is not None and (isinstance(method, bytes) or not isinstance(method, Iterable)):
+        raise SetupError(f"method is the name of a method or a list of them, such as 'POST', got {method!r:.40}")
     names = [method] if isinstance(method, str) else list(method or ())
     return [name for name in names if name is not None]
 
@@ -165,7 +171,7 @@ def _is_async(view: Function) -> bool:
 def _in_thread(view: Function) -> Function:
     @functools.wraps(view)
     def limited_view(*args: Any, **kwargs: Any) -> Any:
-        call = Call(args, limited_view, threaded=True)
+        call = Call(args, kwargs, limited_view, threaded=True)
         if not without_loop(call.enter()):
             return without_loop(call.refuse())
         try:
@@ -181,7 +187,7 @@ def _in_thread(view: Function) -> Function:
 def _on_loop(view: Function) -> Function:
     @functools.wraps(view)
     async def limited_view(*args: Any, **kwargs: Any) -> Any:
-        call = Call(args, limited_view, threaded=False)
+        call = Call(args, kwargs, limited_view, threaded=False)
         if not await call.enter():
             return await call.refuse()
         status = CLIENT_LEFT
@@ -202,10 +208,13 @@ def _on_loop(view: Function) -> Function:
 class Call:
     """One call of a limited view. The outermost one finishes the request, unless the middleware does."""
 
-    def __init__(self, args: tuple[Any, ...], view: Function, *, threaded: bool) -> None:
+    def __init__(self, args: tuple[Any, ...], named: dict[str, Any], view: Function, *, threaded: bool) -> None:
         self.limits = current()
-        direct = not hasattr(args[0], "META")  # a method, which is called with its view first
-        self.request = args[1] if direct else args[0]
+        direct = not (args and hasattr(args[0], "META"))  # a method, which is called with its view first
+        self.request = (args[1] if len(args) > 1 else named.get("request")) if direct else args[0]
+        if not hasattr(self.request, "META"):
+            raise SetupError(f"the limited view {view.__name__} was called with {args!r:.60}, and without a request")
+        direct = direct and bool(args)
         self.threaded = threaded
         exchange = self._exchange()
         self.outermost = not exchange.managed

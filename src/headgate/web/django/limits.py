@@ -161,11 +161,12 @@ class DjangoRateLimits(RateLimitsBase[DjangoLimit]):
         found = super().stored_keys(limiter, key)
         if limiter.subject.source is client:
             ident = self._client_ip.named_host_key(key.removeprefix("user:"))
-            return {*found, f"throttle_{limiter.scope.removeprefix(THROTTLE)}_{ident}"}
+            return {*found, limiter.subject.text(f"throttle_{limiter.scope.removeprefix(THROTTLE)}_{ident}")}
+        address = limiter.subject.text(self._client_ip.named_host_key(key))
         if limiter.subject.name.partition("#")[0] == "user":
-            return {*found, self._client_ip.named_host_key(key)}
+            return {*found, address}
         if limiter.subject.name.startswith(("get:", "post:")):
-            return {digest(key), self._client_ip.named_host_key(key)}
+            return {digest(key.encode(errors="backslashreplace").decode()), address}
         return found
 
     # ---------------------------------------------------------------------------------------- what a request meets

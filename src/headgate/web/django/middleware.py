@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.conf.urls.i18n import is_language_prefix_patterns_used
 from django.urls import Resolver404, get_resolver
@@ -87,18 +87,26 @@ async def _begin(limits: DjangoRateLimits, exchange: DjangoExchange) -> Any:
         own = limits_of(view, exchange.method)
         if own.limited or own.exempt:
             return None
-    return None if await limits.meet_default(exchange) else await limits.refuse(exchange)
+    return None if await limits.meet_default(exchange) else await _refuse(limits, exchange)
 
 
 async def _end(limits: DjangoRateLimits, exchange: DjangoExchange, response: Any) -> Any:
     """Meet the default limit if the request has met no limit, as where another middleware answered; then finish."""
     unlimited = not exchange.met and not exchange.default_met and not _exempt(exchange)
     if unlimited and not await limits.meet_default(exchange):
-        answer = await limits.refuse(exchange)
+        answer = await _refuse(limits, exchange)
         answer._resource_closers.extend(response._resource_closers)
         return answer
     await limits.finish(exchange, response)
     return response
+
+
+async def _refuse(limits: DjangoRateLimits, exchange: DjangoExchange) -> Any:
+    """The answer to a refused request. Django renders a `TemplateResponse` of a view only."""
+    answer = await limits.refuse(exchange)
+    if getattr(answer, "is_rendered", True):
+        return answer
+    return answer.render() if exchange.threaded else await sync_to_async(answer.render)()
 
 
 def _exempt(exchange: DjangoExchange) -> bool:

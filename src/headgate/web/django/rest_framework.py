@@ -30,6 +30,7 @@ from headgate.web.django.throttles import Throttle, address_of, decide
 class SimpleRateThrottle(Throttle, throttling.SimpleRateThrottle):
     """A throttle that needs only `get_cache_key`; None skips it. One is made for each request."""
 
+    per_request = True
     decision: Decision | None = None  # the request's, once it was made
 
     @property

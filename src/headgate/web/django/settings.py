@@ -35,7 +35,7 @@ from django.utils.module_loading import import_string
 from headgate.stores.base import StoreOptions
 from headgate.web.django.limits import DjangoRateLimits
 from headgate.web.django.sources import key_source, rate_source
-from headgate.web.limit import SetupError
+from headgate.web.limit import SetupError, check_bool
 
 SETTING, SWITCH = "HEADGATE", "HEADGATE_ENABLED"
 OWN_NAMES = (
@@ -87,7 +87,8 @@ def arguments(found: dict[str, Any]) -> dict[str, Any]:
         options["default"] = rate_source(options["default"], DEFAULT_GROUP)
     if isinstance(options.get("on_denied"), str):
         options["on_denied"] = import_string(options["on_denied"])
-    options["enabled"] = bool(options.get("enabled", True)) and bool(getattr(settings, SWITCH, True))
+    enabled = check_bool(f"{SETTING}['ENABLED']", options.get("enabled", True))
+    options["enabled"] = check_bool(SWITCH, getattr(settings, SWITCH, True)) and enabled
     return options
 
 

@@ -7,6 +7,7 @@ if is_ratelimited(request, group="login", key="post:username", rate="5/m", incre
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypedDict
 
@@ -16,7 +17,7 @@ from headgate.web.django.decorators import ALL, method_names
 from headgate.web.django.limits import DjangoExchange, DjangoLimit, DjangoRateLimits
 from headgate.web.django.settings import current
 from headgate.web.django.sources import key_source, rate_source
-from headgate.web.limit import LimitOptions, SetupError
+from headgate.web.limit import LimitOptions, SetupError, check_bool
 
 
 class Usage(TypedDict):
@@ -48,12 +49,16 @@ class Question:
         method: Any = ALL,
         increment: bool = False,
     ) -> None:
+        if not hasattr(request, "META"):
+            raise SetupError(f"a limit is asked for a request, got {type(request).__name__} {request!r:.40}")
+        if fn is not None and not inspect.isroutine(fn):
+            raise SetupError(f"fn is the function that asks, and names the group, got {fn!r:.40}")
         named = group or (f"{fn.__module__}.{fn.__qualname__}" if fn is not None else "")
         if not named or rate is None:
             raise SetupError("say which limit is asked: is_ratelimited(request, group='login', key='ip', rate='5/m')")
         self.limits: DjangoRateLimits = current()
         self.exchange: DjangoExchange = self.limits.exchange(request, threaded=threaded)
-        self.take = increment
+        self.take = check_bool("increment", increment)
         options: LimitOptions = {"scope": named, "methods": method_names(method)}
         if key is not None:
             options["key"] = key_source(key, named)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MARK = "_headgate_limit_"  # and a number: attributes of a view that survive every functools.wraps
 EXEMPT = "_headgate_exempt"
+AROUND = "_headgate_around"  # of a function that is limited: the last decorator around it
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 DEPTH = 4  # how many decorators deep a view is looked into
 

@@ -28,6 +28,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, action: str, key: str = "", **options: Any) -> None:
         limits = current()
+        if action in ("show", "reset") and not key.strip():
+            raise CommandError(f"{action} takes the key of a client, such as 192.0.2.1 or user:7, got {key!r}")
         if action == "migrate":
             self.migrate(limits.store)
             return
@@ -58,6 +60,8 @@ class Command(BaseCommand):
         """Print what a client has left of each limit whose quota is not a function's."""
         for limiter in limits.known_limiters():
             seen = [limiter.blocking.peek(stored, 0) for stored in limits.stored_keys(limiter, key)]
+            if not seen:
+                continue  # what is no address has no state where addresses count
             made = min(seen, key=lambda decision: decision.remaining)
             if made.degraded:
                 raise CommandError("the store does not answer")
@@ -89,5 +93,5 @@ def _of_view(limits: DjangoRateLimits, path: str, view: Any, method: str) -> Ite
         if scoped:
             throttle.scope = scoped
         rate = throttle.rate or (throttle.get_rate() if throttle.scope else None)
-        if (asked := throttle.ask(rate, "")) is not None:
+        if (asked := throttle.ask(rate, "anybody")) is not None:
             yield f"/{path}", asked[0]
