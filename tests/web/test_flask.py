@@ -602,11 +602,16 @@ def test_counted_twice() -> None:
 
 
 def test_mistakes() -> None:
-    _, limits = make()
+    app, limits = make()
     with pytest.raises(ValueError, match="minut"):
         limits.limit("5 per minut")
-    with pytest.raises(SetupError, match="view or on a blueprint"):
-        limits.limit("5/minute")("view")
+    wrong: tuple[Any, ...] = ("view", dict)
+    for target in wrong:
+        with pytest.raises(SetupError, match="view or on a blueprint, got"):
+            limits.limit("5/minute")(target)
+    for mark in (limits.limit("5/minute"), limits.exempt):
+        with pytest.raises(SetupError, match=r"whole application is RateLimits\(app, default"):
+            mark(app)
     with pytest.raises(TypeError, match="stroe"):
         RateLimits(stroe="redis://")  # type: ignore[call-arg]
 

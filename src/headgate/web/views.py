@@ -304,7 +304,12 @@ def _of_method(limit: Limit, route: str, method: str) -> Limit:
 
 
 def _mark(target: Any, attribute: str, value: object) -> None:
-    if not (callable(target) or hasattr(target, "register_blueprint")):
+    if hasattr(target, "wsgi_app") or hasattr(target, "asgi_app"):
+        raise SetupError(
+            "a limit goes on a view or on a blueprint; that of a whole application is RateLimits(app, default=...)"
+        )
+    is_view = hasattr(target, "dispatch_request") if inspect.isclass(target) else callable(target)
+    if not is_view and not hasattr(target, "register_blueprint"):
         raise SetupError(f"a limit goes on a view or on a blueprint, got {type(target).__name__} {target!r:.60}")
     mark(target, attribute, value)
     if _is_guard(target):
