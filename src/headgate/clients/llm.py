@@ -39,6 +39,7 @@ from headgate.errors import RateLimited
 
 KINDS = ("requests", "tokens", "input", "output")
 DEFAULT_OUTPUT = 500  # tokens, before there was an answer of the model
+MOST_TOKENS = 1_000_000_000  # that a budget can count in a call; servers that report more do not mean it
 
 Counter = Callable[[dict[str, Any]], int]
 AnyBudget = TypeVar("AnyBudget", bound=Budget | AsyncBudget)
@@ -71,6 +72,8 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         if not isinstance(budget, self._budget_type):
             name, expected = type(self).__name__, self._budget_type.__name__
             raise TypeError(f"budget of {name} must be of type {expected}, got {type(budget).__name__}")
+        most = [int(budget.capacity.get(name, MOST_TOKENS)) for name in ("tokens", "output")]
+        self._most_output = min(most)  # tokens that can be reserved, whatever a request allows
         self._names = [name for name in KINDS if name in budget.capacity]
         if not self._names:
             raise ValueError(f"the budget needs one of these amounts: {', '.join(KINDS)}; it has {[*budget.capacity]}")
@@ -94,12 +97,12 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         """What the call may cost: its input as counted, its output by its own limit or by earlier answers."""
         limit = output_limit(body)
         learned = self._outputs[str(body.get("model"))].estimate(DEFAULT_OUTPUT)
-        return TokenUsage(self._count(body), learned if limit is None else limit)
+        return TokenUsage(self._count(body), min(learned if limit is None else limit, self._most_output))
 
     def _amounts(self, usage: TokenUsage, *, capped: bool = False) -> dict[str, int]:
         used = {"requests": 1, "tokens": usage.total, "input": usage.input, "output": usage.output}
         most = self._budget.capacity
-        return {name: min(used[name], int(most[name])) if capped else used[name] for name in self._names}
+        return {name: min(used[name], int(most[name]) if capped else MOST_TOKENS) for name in self._names}
 
     def _pauses(self, response: httpx.Response) -> list[tuple[float, list[str]]]:
         found = pauses_in(response.status_code, response.headers, datetime.now(UTC))
@@ -107,7 +110,7 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         return [(seconds, names) for seconds, names in named if names]
 
     def _reader(self, response: httpx.Response) -> StreamReader:
-        return StreamReader(response.headers.get("content-type", "").startswith("text/event-stream"))
+        return StreamReader(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
 
     def _used(self, model: str, estimate: TokenUsage, reader: StreamReader, status: int) -> dict[str, int]:
         """What an answer cost in the end, by its usage; without one by what has come of it."""
@@ -192,12 +195,19 @@ class BudgetTransport(_BudgetedTransport[Budget, httpx.BaseTransport], httpx.Bas
         except BaseException as error:
             hold.settle(**self._after_error(error, estimate))
             raise
-        for seconds, names in self._pauses(response):
-            self._budget.pause(key, seconds, *names)
         reader, model, status = self._reader(response), str(body.get("model")), response.status_code
-        response.stream = _of_library(_Stream, _library(request).SyncByteStream)(
+        response.stream = stream = _of_library(_Stream, _library(request).SyncByteStream)(
             response.stream, reader, lambda: hold.settled or hold.settle(**self._used(model, estimate, reader, status))
         )
+        try:
+            if response.is_closed:  # the transport has read it all, as that of a test or of a cache does
+                reader.feed(response.content)
+                stream.close()
+            for seconds, names in self._pauses(response):
+                self._budget.pause(key, seconds, *names)
+        except BaseException:
+            response.close()  # settles
+            raise
         return response
 
     def close(self) -> None:
@@ -245,8 +255,6 @@ class AsyncBudgetTransport(_BudgetedTransport[AsyncBudget, httpx.AsyncBaseTransp
         except BaseException as error:
             await hold.settle(**self._after_error(error, estimate))
             raise
-        for seconds, names in self._pauses(response):
-            await self._budget.pause(key, seconds, *names)
         reader, model, status = self._reader(response), str(body.get("model")), response.status_code
 
         async def settle() -> None:
@@ -254,7 +262,16 @@ class AsyncBudgetTransport(_BudgetedTransport[AsyncBudget, httpx.AsyncBaseTransp
                 await hold.settle(**self._used(model, estimate, reader, status))
 
         kind = _of_library(_AsyncStream, _library(request).AsyncByteStream)
-        response.stream = kind(response.stream, reader, settle)
+        response.stream = stream = kind(response.stream, reader, settle)
+        try:
+            if response.is_closed:
+                reader.feed(response.content)
+                await stream.aclose()
+            for seconds, names in self._pauses(response):
+                await self._budget.pause(key, seconds, *names)
+        except BaseException:
+            await response.aclose()  # settles
+            raise
         return response
 
     async def aclose(self) -> None:
