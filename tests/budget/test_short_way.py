@@ -1,12 +1,20 @@
-"""The short way of threads to Redis asks for the same, and leaves the same, as the plans that it shortens."""
+"""The short way of threads to Redis asks for the same, and leaves the same, as the plans that it shortens.
+
+The one in memory, whose steps `test_budget_twins.py` compares, goes by the same clock and the same queue.
+"""
 
 import random
+import re
+from functools import partial
 from typing import Any
 
 import pytest
 
 from headgate import Budget, RateLimited
+from headgate._waiters import Waiter
 from headgate.budget.server_calls import WAITER_TTL, ServerCalls
+from headgate.budget.subjects import read, unique_id
+from headgate.clock import SYSTEM_CLOCK
 from headgate.redis.script import pack_arguments
 from headgate.telemetry import snapshot
 from headgate.testing import ManualClock
@@ -78,6 +86,39 @@ def test_the_same_outcome(redis_server: Server, name: str, clock: ManualClock) -
         assert left[0] == left[1] and len(short.unsettled()) == len(law.unsettled())
     assert seen == {"granted", "refused", "settled True"}
     assert _counted(name + "short") == _counted(name + "law") != {}
+
+
+def test_the_same_clock(clock: ManualClock) -> None:
+    before = SYSTEM_CLOCK.now()
+    assert before <= read(SYSTEM_CLOCK) <= SYSTEM_CLOCK.now()
+    assert read(clock) == clock.now()
+    clock.advance(2.5)
+    assert read(clock) == clock.now()
+
+
+def test_the_same_queue(clock: ManualClock) -> None:
+    """While a caller of this process waits, no other goes the short way; a waiter for another key does not matter."""
+    budget = Budget(tokens="100/30d", clock=clock)
+    budget.reserve("a", tokens=1, timeout=0).settle()  # the state is there from now on
+    subject, woken = budget._subject("a"), list[str]()
+    for key, granted in ("b", True), ("a", False):
+        waiter = Waiter(budget._subject(key).runner.channel, partial(woken.append, key))
+        waiters = subject.runner.backend.waiters
+        waiters.join(waiter)
+        assert subject._has_waiters() is not waiters.is_empty(subject.runner.channel)
+        assert bool(subject.grant(f"beside {key}", [1], 1_000_000, "charge")) is granted
+        waiters.leave(waiter)
+        assert not subject._has_waiters()
+    waiters.join(waiter)
+    assert subject.settle("beside b", [1]) and woken == ["a"], "the caller that waits was not woken"
+    waiters.leave(waiter)
+
+
+def test_ids() -> None:
+    first, second = unique_id(), unique_id()
+    assert re.fullmatch("[0-9a-f]{20}-[0-9a-f]+", first)
+    prefix, number = second.split("-")
+    assert first == f"{prefix}-{int(number, 16) - 1:x}"
 
 
 def _reserved(budget: Budget, amounts: dict[str, Any]) -> Any:

@@ -135,15 +135,6 @@ class _AnyBudget(Tool):
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
 
-    def _is_granted(self, hold: Any, timeout: float | None) -> bool:
-        """Whether *hold* is granted at once, the short way; if not, its wait for up to *timeout* seconds begins."""
-        if hold._grant_directly():
-            self._terms.totals.granted += 1
-            return True
-        if timeout is not None:
-            hold._until = self._terms.clock.now() + round(timeout * MICROSECONDS)
-        return False
-
     def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any) -> Plan[Any]:
         try:
             if (yield from wait_in_queue(hold._subject.runner, new_ticket, hold._attempt, hold._until)):
@@ -235,7 +226,7 @@ class Budget(_AnyBudget, ThreadTool):
         subject = self._subject(key)
         check_timeout(timeout)
         hold = Hold(self._terms, subject, id, amounts)
-        if not self._is_granted(hold, timeout) and not hold._reserve_at_server():
+        if not hold._is_granted(timeout) and not hold._reserve_at_server():
             subject.runner.run(self._reserve_plan(subject.runner.ticket, hold))
         return hold
 
@@ -284,7 +275,7 @@ class AsyncBudget(_AnyBudget, AsyncTool):
         subject = self._subject(key)
         check_timeout(timeout)
         hold = AsyncHold(self._terms, subject, id, amounts)
-        if not self._is_granted(hold, timeout):
+        if not hold._is_granted(timeout):
             await subject.runner.arun(self._reserve_plan(subject.runner.async_ticket, hold))
         return hold
 
