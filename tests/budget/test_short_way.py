@@ -3,8 +3,11 @@
 The one in memory, whose steps `test_budget_twins.py` compares, goes by the same clock and the same queue.
 """
 
+import math
 import random
 import re
+from decimal import Decimal
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -12,9 +15,11 @@ import pytest
 
 from headgate import Budget, RateLimited
 from headgate._waiters import Waiter
+from headgate.budget.holds import Hold
 from headgate.budget.server_calls import WAITER_TTL, ServerCalls
-from headgate.budget.subjects import read, unique_id
+from headgate.budget.subjects import check_any_timeout, read, unique_id
 from headgate.clock import SYSTEM_CLOCK
+from headgate.coordination.arguments import LONGEST, check_timeout
 from headgate.redis.script import pack_arguments
 from headgate.telemetry import snapshot
 from headgate.testing import ManualClock
@@ -112,6 +117,35 @@ def test_the_same_queue(clock: ManualClock) -> None:
     waiters.join(waiter)
     assert subject.settle("beside b", [1]) and woken == ["a"], "the caller that waits was not woken"
     waiters.leave(waiter)
+
+
+class Seconds(IntEnum):
+    TEN = 10
+
+
+GOOD = [None, 0, 0.0, -0.0, 1, 1.5, 3600.0, 3600.1, LONGEST, Seconds.TEN]
+BAD = [-0.1, -1, LONGEST * 1.01, math.inf, -math.inf, math.nan, 10**400, True, False, "1", Decimal(1), [1.0]]
+
+
+@pytest.mark.parametrize("timeout", GOOD, ids=repr)
+def test_a_timeout(timeout: Any) -> None:
+    """Any number of seconds that is right ends the wait at the same microsecond, whatever its type."""
+    check_timeout(timeout)
+    check_any_timeout(timeout)
+    full = Budget(tokens="100/30d", clock=ManualClock())
+    full.reserve("a", tokens=100)
+    hold = Hold(full._terms, full._subject("a"), None, {"tokens": 1})
+    assert not hold._is_granted(timeout)
+    assert hold._until == (None if timeout is None else full._terms.clock.now() + round(timeout * 1_000_000))
+
+
+@pytest.mark.parametrize("timeout", BAD, ids=repr)
+def test_no_timeout(timeout: Any) -> None:
+    with pytest.raises(ValueError, match="timeout") as expected:
+        check_timeout(timeout)
+    with pytest.raises(ValueError, match="timeout") as raised:
+        check_any_timeout(timeout)
+    assert str(raised.value) == str(expected.value)
 
 
 def test_ids() -> None:

@@ -23,9 +23,9 @@ from headgate.budget.holds import AsyncHold, Hold
 from headgate.budget.records import MOST, ROOT, packed
 from headgate.budget.server_calls import server_calls
 from headgate.budget.state import budget_machine
-from headgate.budget.subjects import BudgetSubject, BudgetTerms
+from headgate.budget.subjects import BudgetSubject, BudgetTerms, check_any_timeout
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import check_seconds_or_0, check_timeout, check_ttl
+from headgate.coordination.arguments import check_seconds_or_0, check_ttl
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, Runner, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
@@ -224,7 +224,7 @@ class Budget(_AnyBudget, ThreadTool):
             PermitsExceedLimit: more than the budget can ever have
         """
         subject = self._subject(key)
-        check_timeout(timeout)
+        check_any_timeout(timeout)
         hold = Hold(self._terms, subject, id, amounts)
         if not hold._is_granted(timeout) and not hold._reserve_at_server():
             subject.runner.run(self._reserve_plan(subject.runner.ticket, hold))
@@ -273,7 +273,7 @@ class AsyncBudget(_AnyBudget, AsyncTool):
 
     async def _reserve(self, key: Keys, id: str | None, timeout: float | None, amounts: dict[str, Amount]) -> AsyncHold:
         subject = self._subject(key)
-        check_timeout(timeout)
+        check_any_timeout(timeout)
         hold = AsyncHold(self._terms, subject, id, amounts)
         if not hold._is_granted(timeout):
             await subject.runner.arun(self._reserve_plan(subject.runner.async_ticket, hold))

@@ -19,6 +19,7 @@ from headgate.budget.records import buckets_of, packed, spec_of
 from headgate.budget.server_calls import ServerCalls
 from headgate.budget.state import SWEEP_EVERY, BudgetState
 from headgate.clock import EPOCH, MICROSECONDS, SYSTEM_CLOCK, Clock
+from headgate.coordination.arguments import check_timeout
 from headgate.coordination.backend import MemoryStates
 from headgate.coordination.runner import Runner
 from headgate.coordination.states.machine import Operation, entry_channel
@@ -28,34 +29,46 @@ from headgate.telemetry.counts import AmountTotals
 
 _SYSTEM: Final = SYSTEM_CLOCK
 _EPOCH: Final[int] = EPOCH
-
-_prefix = ""
-_process = 0
-_counter = itertools.count()
+_USUAL_TIMEOUT: Final = 3600.0  # seconds
 
 
-@in_each_child
-def _begin_process() -> None:
-    global _prefix, _process
-    _prefix, _process = secrets.token_hex(10) + "-", os.getpid()
+class _Process:
+    """This process. Compiled code reads attributes quicker than globals that change."""
+
+    __slots__ = ("counter", "hold_id", "id")
+
+    def __init__(self) -> None:
+        self.counter = itertools.count()
+        self.renew()
+
+    def renew(self) -> None:
+        self.hold_id = secrets.token_hex(10) + "-%x"  # compiled, an f-string takes more than twice as long
+        self.id = os.getpid()
 
 
-_begin_process()
+_PROCESS: Final = _Process()
+in_each_child(_PROCESS.renew)
 
 
 def unique_id() -> str:
     """An id that no other hold has, in any process."""
-    return _prefix + "%x" % next(_counter)  # noqa: UP031  # compiled, an f-string takes more than twice as long
+    return _PROCESS.hold_id % next(_PROCESS.counter)
 
 
 def process_id() -> int:
     """`os.getpid`, without a call of the system."""
-    return _process
+    return _PROCESS.id
 
 
 def read(clock: Clock) -> int:
     """`clock.now`, without a call of Python if it is the clock of the machine."""
     return monotonic_ns() // 1000 + _EPOCH if clock is _SYSTEM else clock.now()
+
+
+def check_any_timeout(timeout: Any) -> None:
+    """`check_timeout`, without a call of Python for the usual ones."""
+    if type(timeout) is not float or not 0.0 <= timeout <= _USUAL_TIMEOUT:
+        check_timeout(timeout)
 
 
 class OpenHold(Protocol):
