@@ -4,6 +4,7 @@ The one in memory, whose steps `test_budget_twins.py` compares, goes by the same
 """
 
 import math
+import os
 import random
 import re
 from decimal import Decimal
@@ -17,13 +18,14 @@ from headgate import Budget, RateLimited
 from headgate._waiters import Waiter
 from headgate.budget.holds import Hold
 from headgate.budget.server_calls import WAITER_TTL, ServerCalls
-from headgate.budget.subjects import check_any_timeout, read, unique_id
+from headgate.budget.subjects import check_any_timeout, process_id, read, unique_id
 from headgate.clock import SYSTEM_CLOCK
 from headgate.coordination.arguments import LONGEST, check_timeout
 from headgate.redis.script import pack_arguments
 from headgate.telemetry import snapshot
 from headgate.testing import ManualClock
 from tests.support.servers import Server
+from tests.test_processes import in_child
 
 LEVELS: list[dict[str, Any]] = [{"tokens": "1000/minute", "usd": ["5/hour", "50/day"]}, {"requests": "30/minute"}]
 
@@ -149,10 +151,23 @@ def test_no_timeout(timeout: Any) -> None:
 
 
 def test_ids() -> None:
-    first, second = unique_id(), unique_id()
-    assert re.fullmatch("[0-9a-f]{20}-[0-9a-f]+", first)
-    prefix, number = second.split("-")
-    assert first == f"{prefix}-{int(number, 16) - 1:x}"
+    """A name of the process and a number in hexadecimal: the same in no two holds, and in no two processes."""
+    ids = [unique_id() for _ in range(20)]
+    assert all(re.fullmatch("[0-9a-f]{20}-[0-9a-f]+", id) for id in ids)
+    process, first = ids[0].split("-")
+    assert ids == [f"{process}-{int(first, 16) + number:x}" for number in range(20)]
+    assert process_id() == os.getpid()
+    in_child(lambda: process_id() == os.getpid() and unique_id().split("-")[0] != process)
+
+
+def test_a_hold_without_a_wait_is_counted(name: str) -> None:
+    budget = Budget(tokens="100/30d", name=name)
+    for _ in range(3):
+        budget.reserve("a", tokens=1, timeout=0)
+    assert budget._terms.totals.granted == 2, "all but the first, which made the state"
+    with pytest.raises(RateLimited):
+        budget.reserve("a", tokens=98, timeout=0)
+    assert budget._terms.totals.granted == 2
 
 
 def _reserved(budget: Budget, amounts: dict[str, Any]) -> Any:
