@@ -164,7 +164,7 @@ class BudgetSubject:
 
     def _has_waiters(self) -> bool:
         """`WaiterQueue.is_empty`, without a call of Python."""
-        return self._channel in self._waiters._queues
+        return self._channel in self._waiters.queues
 
     # ------------------------------------------------------------------------------- the short way, in memory alone
 
