@@ -95,26 +95,26 @@ class WaiterQueue:
     def after_fork(self) -> None:
         """Start empty in the child of a fork: the waiters are threads of the parent and would never leave."""
         self._lock = threading.RLock()  # reentrant: a garbage collection under the lock may make a waiter leave
-        self._queues: dict[str, OrderedDict[Waiter, None]] = {}
+        self.queues: dict[str, OrderedDict[Waiter, None]] = {}
 
     def join(self, waiter: Waiter, at_front: bool = False) -> None:
         """Join the end of the queue, or its front: for a caller that came when there was none."""
         with self._lock:
-            queue = self._queues.setdefault(waiter.key, OrderedDict())
+            queue = self.queues.setdefault(waiter.key, OrderedDict())
             queue[waiter] = None
             if at_front:
                 queue.move_to_end(waiter, last=False)
 
     def __len__(self) -> int:
         """How many callers wait, for whatever key."""
-        return sum([len(queue) for queue in list(self._queues.values())])
+        return sum([len(queue) for queue in list(self.queues.values())])
 
     def __bool__(self) -> bool:
         return True
 
     def is_empty(self, key: str) -> bool:
         """Whether no caller waits for *key*."""
-        return key not in self._queues
+        return key not in self.queues
 
     def is_first(self, waiter: Waiter) -> bool:
         with self._lock:
@@ -123,10 +123,10 @@ class WaiterQueue:
     def leave(self, waiter: Waiter) -> None:
         """Leave the queue. May be called twice: a signal may have interrupted the first call."""
         with self._lock:
-            queue = self._queues.get(waiter.key, OrderedDict())
+            queue = self.queues.get(waiter.key, OrderedDict())
             queue.pop(waiter, None)
             if not queue:
-                self._queues.pop(waiter.key, None)
+                self.queues.pop(waiter.key, None)
         self.wake(waiter.key)
 
     def wake(self, key: str) -> None:
@@ -139,12 +139,12 @@ class WaiterQueue:
     def wake_all(self) -> None:
         """Let the first waiter of every key ask again."""
         with self._lock:
-            keys = list(self._queues)
+            keys = list(self.queues)
         for key in keys:
             self.wake(key)
 
     def _first(self, key: str) -> Waiter | None:
-        for waiter in self._queues.get(key, ()):
+        for waiter in self.queues.get(key, ()):
             if waiter.runs is None or waiter.runs():
                 return waiter
         return None

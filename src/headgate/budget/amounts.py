@@ -89,9 +89,10 @@ class Amounts:
             raise TypeError(f"this budget has no amount {name!r:.80}; it has {', '.join(self.names)}")
         return found
 
-    def encode(self, amounts: dict[str, Amount], defaults: list[int] | None = None) -> list[int]:
-        """The *amounts* as whole numbers (of nano-units, for money) in order; those that are not named by default."""
-        values = [0] * len(self.names) if defaults is None else list(defaults)
+    def encode(self, amounts: dict[str, Amount], values: list[int] | None = None) -> list[int]:
+        """The *amounts* as whole numbers (of nano-units, for money) in order, written into *values* if it is given."""
+        if values is None:
+            values = [0] * len(self.names)
         for name, amount in amounts.items():
             number = self.numbers.get(name, -1)
             if number < 0:

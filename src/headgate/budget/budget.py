@@ -23,9 +23,9 @@ from headgate.budget.holds import AsyncHold, Hold
 from headgate.budget.records import MOST, ROOT, packed
 from headgate.budget.server_calls import server_calls
 from headgate.budget.state import budget_machine
-from headgate.budget.subjects import BudgetSubject, BudgetTerms
+from headgate.budget.subjects import BudgetSubject, BudgetTerms, check_any_timeout
 from headgate.clock import MICROSECONDS, Clock
-from headgate.coordination.arguments import check_seconds_or_0, check_timeout, check_ttl
+from headgate.coordination.arguments import check_seconds_or_0, check_ttl
 from headgate.coordination.runner import Acquiring, AsyncTool, Plan, Runner, ThreadTool, Ticket, Tool, wait_in_queue
 from headgate.coordination.states.machine import Operation
 from headgate.errors import StoreUnavailable
@@ -135,15 +135,6 @@ class _AnyBudget(Tool):
     def _runner_of(self, key: Keys | None) -> Runner:
         return self._runner if key is None else self._subject(key).runner
 
-    def _is_granted(self, hold: Any, timeout: float | None) -> bool:
-        """Whether *hold* is granted at once, the short way; if not, its wait for up to *timeout* seconds begins."""
-        if hold._grant_directly():
-            self._terms.totals.granted += 1
-            return True
-        if timeout is not None:
-            hold._until = self._terms.clock.now() + round(timeout * MICROSECONDS)
-        return False
-
     def _reserve_plan(self, new_ticket: Callable[[], Ticket], hold: Any) -> Plan[Any]:
         try:
             if (yield from wait_in_queue(hold._subject.runner, new_ticket, hold._attempt, hold._until)):
@@ -233,9 +224,9 @@ class Budget(_AnyBudget, ThreadTool):
             PermitsExceedLimit: more than the budget can ever have
         """
         subject = self._subject(key)
-        check_timeout(timeout)
+        check_any_timeout(timeout)
         hold = Hold(self._terms, subject, id, amounts)
-        if not self._is_granted(hold, timeout) and not hold._reserve_at_server():
+        if not hold._is_granted(timeout) and not hold._reserve_at_server():
             subject.runner.run(self._reserve_plan(subject.runner.ticket, hold))
         return hold
 
@@ -282,9 +273,9 @@ class AsyncBudget(_AnyBudget, AsyncTool):
 
     async def _reserve(self, key: Keys, id: str | None, timeout: float | None, amounts: dict[str, Amount]) -> AsyncHold:
         subject = self._subject(key)
-        check_timeout(timeout)
+        check_any_timeout(timeout)
         hold = AsyncHold(self._terms, subject, id, amounts)
-        if not self._is_granted(hold, timeout):
+        if not hold._is_granted(timeout):
             await subject.runner.arun(self._reserve_plan(subject.runner.async_ticket, hold))
         return hold
 

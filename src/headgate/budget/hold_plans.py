@@ -63,6 +63,15 @@ class AnyHold:
 
     # --------------------------------------------------------------------------------------------------- reserve
 
+    def _is_granted(self, timeout: float | None) -> bool:
+        """Whether it is granted at once, the short way; if not, its wait for up to *timeout* seconds begins."""
+        if self._grant_directly():
+            self._terms.totals.granted += 1
+            return True
+        if timeout is not None:
+            self._until = self._terms.clock.now() + round(timeout * MICROSECONDS)
+        return False
+
     def _grant_directly(self) -> bool:
         """Reserve in memory the short way, if no caller waits and there is room; False: ask as all others do."""
         if self._nonce:
@@ -130,7 +139,7 @@ class AnyHold:
     def _granted(self, sent: int) -> None:
         self._queued = False
         self.ends_at = sent + self._terms.hold_us
-        self._terms.opened(self)
+        self._terms.opened(self.id, self)
         self._terms.totals.reserve(self._reserved)
 
     def _refused(self) -> RateLimited:

@@ -10,14 +10,16 @@ import itertools
 import os
 import secrets
 from decimal import Decimal
-from typing import Any, Protocol
+from time import monotonic_ns
+from typing import Any, Final, Protocol
 
 from headgate._lifecycle import in_each_child
 from headgate.budget.amounts import Amount, Amounts, BucketSpec
 from headgate.budget.records import buckets_of, packed, spec_of
 from headgate.budget.server_calls import ServerCalls
 from headgate.budget.state import SWEEP_EVERY, BudgetState
-from headgate.clock import MICROSECONDS
+from headgate.clock import EPOCH, MICROSECONDS, SYSTEM_CLOCK, Clock
+from headgate.coordination.arguments import check_timeout
 from headgate.coordination.backend import MemoryStates
 from headgate.coordination.runner import Runner
 from headgate.coordination.states.machine import Operation, entry_channel
@@ -25,28 +27,48 @@ from headgate.keys import check_key
 from headgate.rule import OnStoreError
 from headgate.telemetry.counts import AmountTotals
 
-_prefix = ""
-_process = 0
-_counter = itertools.count()
+_SYSTEM: Final = SYSTEM_CLOCK
+_EPOCH: Final[int] = EPOCH
+_USUAL_TIMEOUT: Final = 3600.0  # seconds
 
 
-@in_each_child
-def _begin_process() -> None:
-    global _prefix, _process
-    _prefix, _process = secrets.token_hex(10) + "-", os.getpid()
+class _Process:
+    """This process. Compiled code reads attributes quicker than globals that change."""
+
+    __slots__ = ("counter", "hold_id", "id")
+
+    def __init__(self) -> None:
+        self.counter = itertools.count()
+        self.renew()
+
+    def renew(self) -> None:
+        self.hold_id = secrets.token_hex(10) + "-%x"  # compiled, an f-string takes more than twice as long
+        self.id = os.getpid()
 
 
-_begin_process()
+_PROCESS: Final = _Process()
+in_each_child(_PROCESS.renew)
 
 
 def unique_id() -> str:
     """An id that no other hold has, in any process."""
-    return f"{_prefix}{next(_counter):x}"
+    return _PROCESS.hold_id % next(_PROCESS.counter)
 
 
 def process_id() -> int:
     """`os.getpid`, without a call of the system."""
-    return _process
+    return _PROCESS.id
+
+
+def read(clock: Clock) -> int:
+    """`clock.now`, without a call of Python if it is the clock of the machine."""
+    return monotonic_ns() // 1000 + _EPOCH if clock is _SYSTEM else clock.now()
+
+
+def check_any_timeout(timeout: Any) -> None:
+    """`check_timeout`, without a call of Python for the usual ones."""
+    if type(timeout) is not float or not 0.0 <= timeout <= _USUAL_TIMEOUT:
+        check_timeout(timeout)
 
 
 class OpenHold(Protocol):
@@ -71,8 +93,8 @@ class BudgetTerms:
         self.on_store_error = on_store_error
         self.open_holds: dict[str, OpenHold] = {}  # of this process, not yet settled
 
-    def opened(self, hold: OpenHold) -> None:
-        self.open_holds[hold.id] = hold
+    def opened(self, id: str, hold: OpenHold) -> None:
+        self.open_holds[id] = hold
         if len(self.open_holds) % 1024 == 0:  # callers may have dropped some without settling them
             self.forget_expired()
 
@@ -101,7 +123,8 @@ class BudgetSubject:
         self._buckets = buckets_of(self.spec)
         states = runner.backend.states
         self._memory = states if type(states) is MemoryStates else None
-        self._index = (runner.machine.prefix, runner.name)
+        self._index: Any = (runner.machine.prefix, runner.name)  # Any: compiled code would make a new tuple at each use
+        self._clock = runner.clock
         self.calls: ServerCalls | None = None  # the short way on a server, for threads
 
     def spec_of(self, buckets: list[BucketSpec]) -> bytes:
@@ -136,21 +159,25 @@ class BudgetSubject:
 
     def wake_own(self) -> None:
         """Wake the waiters of this process for this subject."""
-        if not self._waiters.is_empty(self._channel):
+        if self._has_waiters():
             self._waiters.wake(self._channel)
+
+    def _has_waiters(self) -> bool:
+        """`WaiterQueue.is_empty`, without a call of Python."""
+        return self._channel in self._waiters.queues
 
     # ------------------------------------------------------------------------------- the short way, in memory alone
 
     def grant(self, id: str, values: list[int], hold_us: int, lost: str) -> int:
         """Reserve *values* for an *id* that is new; the time of it, or 0: nothing was done, ask as all others do."""
         memory = self._memory
-        if memory is None or not self._waiters.is_empty(self._channel):
+        if memory is None or self._has_waiters():
             return 0
         with memory._lock:
             state: BudgetState | None = memory._states.get(self._index)
             if state is None:
                 return 0
-            now = memory.clock.now()
+            now = read(self._clock)
             try:
                 granted = state.grant(now, id, self.spec, self._buckets, self.amounts.units(values), hold_us, lost)
             except BaseException:  # see `MemoryStates`
@@ -170,7 +197,7 @@ class BudgetSubject:
             if state is None:
                 return False
             try:
-                settled = state.settle_granted(memory.clock.now(), id, self._buckets, self.amounts.units(values))
+                settled = state.settle_granted(read(self._clock), id, self._buckets, self.amounts.units(values))
             except BaseException:
                 memory._states.pop(self._index, None)
                 raise

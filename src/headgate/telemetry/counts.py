@@ -98,12 +98,12 @@ class AmountTotals:
     def reserve(self, values: list[int]) -> None:
         totals = self.reserved
         for number, value in enumerate(values):
-            totals[number] += value
+            totals[number] = totals[number] + value  # compiled, quicker than +=
 
     def settle(self, final: list[int], reserved: list[int]) -> None:
         """Count what a hold was charged, and as a debt what that is beyond what it had reserved."""
         totals = self.settled
         for number, value in enumerate(final):
-            totals[number] += value
+            totals[number] = totals[number] + value  # compiled, quicker than +=
             if value > reserved[number]:
                 self.debt[number] += value - reserved[number]
