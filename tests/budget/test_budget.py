@@ -1,10 +1,11 @@
 """Reserve, spend, settle: all or nothing, first come first served, and what is charged in the end is what was used."""
 
 import asyncio
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
+from decimal import Decimal, Inexact, localcontext
 from typing import Any
 
 import pytest
@@ -202,6 +203,47 @@ async def test_money(tools: Tools, name: str, clock: ManualClock) -> None:
     assert (await spend.reserve("a", usd=0, credits=20 - 1)).reserved["credits"] == 19
 
 
+def test_money_whatever_the_context(name: str) -> None:
+    """What a program does to the context of `decimal` rounds no money; what cannot be counted is refused."""
+    odd: list[Any] = [
+        "1e9999999",
+        "1." + "0" * 99 + "1",
+        "NaN",
+        "sNaN",
+        "-Infinity",
+        Decimal("1e-10"),
+        Decimal("1e999999"),
+    ]
+    with localcontext() as context:
+        context.prec, context.traps[Inexact] = 3, False
+        llm = Budget(usd="50.123456789/30d", name=name)
+        with llm.reserve("a", usd="12.345678901", timeout=0) as hold:
+            assert hold.reserved == {"usd": Decimal("12.345678901")}
+        context.traps[Inexact] = True
+        assert llm.remaining("a") == {"usd": Decimal("37.777777888")}
+        for amount in odd:
+            with pytest.raises(InvalidPermits, match="must be money from 0 to"):
+                llm.reserve("a", usd=amount, timeout=0)
+
+
+def test_threads_share_a_hold(name: str) -> None:
+    """What each of them spends is counted."""
+    hold = Budget(tokens="1000000/30d", name=name).reserve("a", tokens=500_000)
+
+    def spend(_: int) -> None:
+        for _ in range(5000):
+            hold.spend(tokens=1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(spend, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert hold.spent == {"tokens": 20_000}
+
+
 async def test_hierarchy(tools: Tools, url: str, name: str) -> None:
     """Budgets inside each other: all levels have room or nothing is held, and a branch does not hold up another."""
     org = tools.Budget(tokens="1000/30d", usd="1/30d", store=url, name=name)
@@ -298,6 +340,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, InvalidQuota, "needs an amount"),
     ({"tokens": "many"}, InvalidQuota, "cannot read the quota"),
     ({"tokens": []}, InvalidQuota, "a quota or a list of them"),
+    ({"tokens": ["5/day", ["9/day"]]}, InvalidQuota, "a quota or a list of them"),
+    ({"tokens": b"5/day"}, InvalidQuota, "a quota or a list of them"),
     ({"usd": "1e9/day"}, InvalidQuota, "write money such as"),
     ({"usd": "2000000/day"}, InvalidQuota, "at most 1,000,000"),
     ({"timeout": "5/day"}, ValueError, "cannot be called 'timeout'"),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from headgate.budget.amounts import Amount
 from headgate.budget.records import packed
 from headgate.budget.server_calls import WAITER_TTL
-from headgate.budget.subjects import BudgetSubject, BudgetTerms, process_id, unique_id
+from headgate.budget.subjects import BudgetSubject, BudgetTerms, count_lock, process_id, unique_id
 from headgate.clock import MICROSECONDS
 from headgate.coordination.runner import Plan
 from headgate.coordination.states.machine import Operation
@@ -176,7 +176,8 @@ class AnyHold:
         if self.settled:
             raise RuntimeError(f"the hold of {self.key!r} is settled, so nothing can be spent from it")
         added = self._subject.amounts.encode(amounts)
-        self._spent = [spent + more for spent, more in zip(self._spent, added, strict=True)]
+        with count_lock():
+            self._spent = [spent + more for spent, more in zip(self._spent, added, strict=True)]
         late = self.ends_at - self._terms.clock.now() < self._terms.hold_us // 2
         return late or any(self._short(number) for number, more in enumerate(added) if more)
 
