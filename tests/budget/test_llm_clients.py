@@ -23,6 +23,7 @@ from headgate.clients.usage import (
     pauses_in,
     usage_in,
 )
+from headgate.testing import ManualClock
 from tests.support.llm_fleet import run_fleet
 from tests.support.llm_server import LLMServer
 from tests.support.servers import Server
@@ -196,13 +197,13 @@ ANSWERS: list[tuple[dict[str, str], bytes, int]] = [  # and the tokens that are 
 def test_what_servers_say(headers: dict[str, str], body: bytes, tokens: int) -> None:
     """An answer that is malformed, or lies, reaches the caller as it is; its call is settled."""
     server = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, content=body))
-    budget = Budget(tokens="1000000000/30d burst 1000000000", name=f"said:{hash(body)}")
+    budget = Budget(tokens="1000000000/30d", clock=ManualClock())
     with httpx.Client(transport=BudgetTransport(budget, transport=server)) as client:
         assert client.post("http://llm/v1/chat/completions", json=BODY).content == body
     assert budget.unsettled() == [] and 1_000_000_000 - int(budget.remaining("default")["tokens"]) == tokens
 
     async def ask() -> None:
-        waits = AsyncBudget(tokens="1000000000/30d burst 1000000000", name=f"{budget.name}:async")
+        waits = AsyncBudget(tokens="1000000000/30d", clock=ManualClock())
         async with httpx.AsyncClient(transport=AsyncBudgetTransport(waits, transport=server)) as client:
             assert (await client.post("http://llm/v1/chat/completions", json=BODY)).content == body
         assert await waits.unsettled() == [] and await waits.remaining("default") == budget.remaining("default")

@@ -126,6 +126,13 @@ class Amounts:
         """What *values* cost in each bucket."""
         return [values[number] * cost for number, cost in self._costs]
 
+    def values(self, units: Sequence[int]) -> list[int]:
+        """The values that cost *units*, as of a hold."""
+        values = [0] * len(self.names)
+        for bucket, each in zip(self.buckets, units, strict=True):
+            values[bucket.amount] = each // bucket.cost
+        return values
+
     def least(self, available: Sequence[int]) -> list[int]:
         """How much of each amount there is, by what is *available* in each bucket; 0 if there is a debt."""
         values = list(self.capacities)

@@ -18,6 +18,7 @@ from headgate.coordination.states.machine import Operation
 from headgate.decision import Decision, decision
 from headgate.errors import BudgetExceeded, RateLimited, StoreUnavailable
 
+KNOWN: Final = 2  # the reply of the store where the id holds other amounts already
 LOW_WATER: Final = 10  # a tenth of the reservation: with less than that left a hold reserves more
 
 
@@ -95,7 +96,7 @@ class AnyHold:
         operation = self._request(waits)
         try:
             reply = yield operation
-            self._subject.wake(reply, 5)
+            self._subject.wake(reply, 5 if reply[0] != KNOWN else 5 + reply[1])
         except StoreUnavailable as error:
             reply = self._reserve_without_store(operation, error)
         return self._answered(reply, sent, waits)
@@ -116,7 +117,9 @@ class AnyHold:
         subject = self._subject
         self._unconfirmed = self._unconfirmed and self.degraded
         granted, wait, binds, available, reset = reply[:5]
-        if granted == 1:
+        if granted == KNOWN:
+            self._reserved = self._first = subject.amounts.values(reply[5 : 5 + wait])
+        if granted in (1, KNOWN):
             self._granted(sent)
             return True, 0.0
         self._queued = waits and granted == 0
