@@ -188,6 +188,51 @@ async def test_ids(tools: Tools, url: str, name: str) -> None:
     assert await odd.remaining("a") == {"hits": 7, "words": 7}
 
 
+async def test_an_id_with_other_amounts(tools: Tools, url: str, name: str) -> None:
+    """It has what it held, so that no more is spent than is held; an id counts for its keys alone."""
+    llm = tools.Budget(tokens="1000/30d", requests="5/30d", store=url, name=name)
+    await llm.reserve("a", tokens=100, requests=1, id="job", timeout=0)
+    again = await llm.reserve("a", tokens=900, id="job", timeout=0)
+    assert again.reserved == {"tokens": 100, "requests": 1}
+    await llm.reserve("a", tokens=850, timeout=0)
+    with pytest.raises(BudgetExceeded):
+        await again.spend(tokens=800)
+    assert await again.settle()
+    assert await llm.remaining("a") == {"tokens": 0, "requests": 4}
+    other = await llm.reserve("b", tokens=900, id="job", timeout=0)
+    assert other.reserved == {"tokens": 900, "requests": 0}
+    org = tools.Budget(tokens="1000/30d", store=url, name=name + "org")
+    user = tools.Budget(tokens="1000/30d", inside=org)
+    for who, left in (("u", 700), ("v", 400)):
+        hold = await user.reserve(["c", who], tokens=300, id="job", timeout=0)
+        assert hold.reserved == {"tokens": 300} and await user.remaining(["c", who]) == {"tokens": left}
+        assert [held.id for held in await user.unsettled(["c", who])] == ["job"]
+    assert await hold.settle(tokens=0) and await org.remaining("c") == {"tokens": 700}
+
+
+async def test_a_pause(tools: Tools, name: str, clock: ManualClock) -> None:
+    """Nothing can be reserved for so long, also if holds end meanwhile; then the amounts come back bit by bit."""
+    llm = tools.Budget(tokens="600/minute", requests="60/minute", store="memory://", name=name, clock=clock)
+    holds = [await llm.reserve("a", tokens=200, timeout=0) for _ in range(3)]
+    await llm.pause("a", 30.0, "tokens")
+    await llm.pause("a", 10.0, "tokens")
+    await holds[0].settle(tokens=0)
+    await holds[1].settle(tokens=200)
+    for seconds in (0.0, 29.0, 0.9):
+        clock.advance(seconds)
+        assert await llm.remaining("a") == {"tokens": 0, "requests": 60}
+        with pytest.raises(RateLimited) as refused:
+            await llm.reserve("a", tokens=1, timeout=0)
+        assert refused.value.retry_after <= 30
+    clock.advance(refused.value.retry_after)
+    await (await llm.reserve("a", tokens=200, timeout=0)).settle()
+    assert await llm.remaining("a") == {"tokens": 0, "requests": 60}
+    assert len(await llm.unsettled("a")) == 1, "a pause is none"
+    await holds[2].settle(tokens=0)
+    clock.advance(10.0)
+    assert await llm.remaining("a") == {"tokens": 300, "requests": 60}
+
+
 async def test_money(tools: Tools, name: str, clock: ManualClock) -> None:
     """Money is exact to a billionth, as text or Decimal; floats are refused; two quotas of one amount both hold."""
     spend = tools.Budget(usd=["0.5/30d", "50/300d"], credits="12.5/30d burst 20", name=name, clock=clock)

@@ -187,7 +187,7 @@ class _AnyBudget(Tool):
         found = []
         for id, left, units in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
             values = subject.amounts.values([int(held) for held in units.split(" ")])
-            found.append(UnsettledHold(str(id), subject.amounts.read(values), left / MICROSECONDS))
+            found.append(UnsettledHold(str(id).rpartition("\n")[2], subject.amounts.read(values), left / MICROSECONDS))
         return found
 
 

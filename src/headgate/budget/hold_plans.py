@@ -48,6 +48,11 @@ class AnyHold:
         """The key that it is of; of a hierarchy all keys, with ``>`` between them."""
         return self._subject.shown
 
+    def _name_in_store(self) -> str:
+        """The id; one that a caller gave counts within its keys, not for all that have the same outermost one."""
+        path = self._subject.path if self._nonce else ""
+        return f"{path}\n{self.id}" if path else self.id
+
     @property
     def reserved(self) -> dict[str, int | Decimal]:
         """What is reserved of each amount now."""
@@ -110,7 +115,7 @@ class AnyHold:
     def _request(self, waits: bool) -> Operation:
         terms, subject = self._terms, self._subject
         more = (terms.hold_us, self._nonce, terms.on_lost, WAITER_TTL if waits else 0, subject.path)
-        return subject.operation("reserve", self.id, self._reserved, *more)
+        return subject.operation("reserve", self._name_in_store(), self._reserved, *more)
 
     def _answered(self, reply: list[Any], sent: int, waits: bool) -> tuple[bool | None, float]:
         """What the *reply* to an attempt means: True if it is granted, else the seconds after which to ask again."""
@@ -151,7 +156,7 @@ class AnyHold:
         return RateLimited(self.key, self._denial)
 
     def _withdrawal(self) -> Operation:
-        return self._subject.operation("withdraw", self.id, None, self._nonce, 0)
+        return self._subject.operation("withdraw", self._name_in_store(), None, self._nonce, 0)
 
     def _leave_queue(self) -> Plan[None]:
         """Leave the queue of the store before the caller learns that its time is over."""
@@ -212,7 +217,7 @@ class AnyHold:
         terms, subject = self._terms, self._subject
         sent = terms.clock.now()
         spent = packed(subject.amounts.units(self._spent))
-        operation = subject.operation("extend", self.id, target, terms.hold_us, spent)
+        operation = subject.operation("extend", self._name_in_store(), target, terms.hold_us, spent)
         if self.degraded:
             reply = subject.ask_locally(operation, 1) if terms.on_store_error == "local" else [1]
         else:
@@ -278,4 +283,4 @@ class AnyHold:
                 self._repeat(operation)
 
     def _settlement(self, final: list[int]) -> Operation:
-        return self._subject.operation("settle", self.id, final, self._nonce, int(self.degraded))
+        return self._subject.operation("settle", self._name_in_store(), final, self._nonce, int(self.degraded))
