@@ -89,7 +89,7 @@ def test_fork_and_waiters(kind: str, redis_server: Server) -> None:
 
         stays = threading.Thread(target=limiter.acquire, args=("k", 1, 50))
         stays.start()
-        until(lambda: limiter._waiters._queues)
+        until(lambda: limiter._waiters.queues)
 
         def acquire() -> object:
             limiter.refund("k", 5)
