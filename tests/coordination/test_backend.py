@@ -530,7 +530,7 @@ def test_signal_while_joining_or_leaving(
     with pytest.raises(KeyboardInterrupt):
         wait(name, url)
     gc.collect()
-    assert not any(name in key for key in line._queues)
+    assert not any(name in key for key in line.queues)
 
 
 async def test_callers_at_once(redis_server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,7 +551,7 @@ async def test_callers_at_once(redis_server: Server, name: str, monkeypatch: pyt
     assert await AsyncLock(name, store=redis_server.url).acquire()
     monkeypatch.setattr(states, "run_async", count)
     tasks = [asyncio.create_task(lock.acquire()) for _ in range(200)]
-    line = lock._runner.backend.waiters._queues
+    line = lock._runner.backend.waiters.queues
     await until_async(lambda: len(line.get(lock._runner.channel, ())) == 200)
     assert most <= 2
     for task in tasks:
@@ -579,7 +579,7 @@ async def test_callers_at_once_beside_one_that_does_not_wait(name: str, monkeypa
     assert not await lock.acquire(timeout=0)
     monkeypatch.setattr(states, "run_async", wait_and_run)
     tasks += [asyncio.create_task(lock.acquire()) for _ in range(3)]
-    queues = lock._runner.backend.waiters._queues
+    queues = lock._runner.backend.waiters.queues
     await until_async(lambda: len(queues.get(lock._runner.channel, ())) == 3 and asking >= 2)
     assert asking == 2, "one that found no queue, and the first in the queue"
     go_on.set()

@@ -270,7 +270,7 @@ def test_waiter_is_woken(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -
         for _ in range(5):
             assert holder.acquire(timeout=LONG)
             waits = executor.submit(waiter.acquire, 2 * LONG)
-            wait_until(lambda: waiter._runner.channel in backend.waiters._queues, "it waits")
+            wait_until(lambda: waiter._runner.channel in backend.waiters.queues, "it waits")
             time.sleep(0.02)  # mostly it has asked by then
             holder.release()
             assert waits.result(LONG)
@@ -629,7 +629,7 @@ from headgate.coordination import Lock
 holder, lock = Lock("x", ttl=1.0), Lock("x")
 assert holder.acquire()
 threading.Thread(target=lock.acquire, daemon=True).start()
-while not lock._runner.backend.waiters._queues:
+while not lock._runner.backend.waiters.queues:
     pass
 child = os.fork()
 if child == 0:
@@ -665,7 +665,7 @@ async def main():
     waits = [asyncio.create_task(lock.acquire()) for _ in range(2)]
     others = [asyncio.create_task(wait) for wait in (pool.acquire(), queue.wait("a"))]
     client = redis.Redis(port=int(sys.argv[3]))
-    while len(lock._runner.backend.waiters._queues.get(lock._runner.channel, ())) < 2:
+    while len(lock._runner.backend.waiters.queues.get(lock._runner.channel, ())) < 2:
         await asyncio.sleep(0.01)
     while not (await queue.size() and (await pool.status()).waiting):
         await asyncio.sleep(0.01)

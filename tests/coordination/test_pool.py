@@ -610,7 +610,7 @@ def test_fifo(url: str, name: str) -> None:
         with pool.acquire(timeout=LONG):
             order.append(number)
 
-    line = pool._runner.backend.waiters._queues
+    line = pool._runner.backend.waiters.queues
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for number, thread in enumerate(threads):
         thread.start()

@@ -477,11 +477,11 @@ def test_dequeue_without_waiting(url: str, name: str, monkeypatch: pytest.Monkey
     thread = threading.Thread(target=queue.dequeue, args=(LONG,))
     thread.start()
     line = queue._runner.backend.waiters
-    wait_until(lambda: len(line._queues.get(queue._runner.channel, ())) == 1, "it waits")
+    wait_until(lambda: len(line.queues.get(queue._runner.channel, ())) == 1, "it waits")
     for _ in range(50):
         assert queue.dequeue(timeout=0) is None
     assert asked == 50
-    assert len(line._queues[queue._runner.channel]) == 1, "places of those who left are kept"
+    assert len(line.queues[queue._runner.channel]) == 1, "places of those who left are kept"
     queue.enqueue("1")
     thread.join()
 

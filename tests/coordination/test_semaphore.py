@@ -110,7 +110,7 @@ async def test_tasks(url: str, name: str) -> None:
 def waits(semaphore: Semaphore, more: int = 1) -> Callable[[], bool]:
     """Whether so many callers wait for it in this process, and the first has asked the store."""
     backend, channel = semaphore._runner.backend, semaphore._runner.channel
-    return lambda: len(backend.waiters._queues.get(channel, ())) >= more and semaphore.status().waiting > 0
+    return lambda: len(backend.waiters.queues.get(channel, ())) >= more and semaphore.status().waiting > 0
 
 
 @pytest.mark.parametrize("place", ["memory", "one process", "processes"])

@@ -116,7 +116,7 @@ def test_waiting_for_permits(timeout: float | None, monkeypatch: pytest.MonkeyPa
 
     def afterwards() -> None:
         gc.collect()
-        assert not queue._queues
+        assert not queue.queues
         assert all(done_by_another(waiter.wake) for waiter in waiters)
         waiters.clear()
         assert done_by_another(partial(limiter.refund, "k"))
