@@ -223,6 +223,19 @@ def test_a_guess_of_millions() -> None:
     assert refused.value.retry_after < 20_000, "the guess was bounded; a token comes in 2,592 seconds"
 
 
+def test_models_are_forgotten() -> None:
+    """Names of models may come from users: what is remembered of them is bounded, and a flood keeps the first."""
+    answer = b'{"usage": {"prompt_tokens": 5, "completion_tokens": 7}}'
+    server = httpx.MockTransport(lambda request: httpx.Response(200, headers=JSON, content=answer))
+    budget = Budget(output="1000000/30d", clock=ManualClock())
+    transport = BudgetTransport(budget, transport=server)
+    for number in range(1100):
+        body = b'{"model": "%d"}' % number
+        transport.handle_request(httpx.Request("POST", "http://llm/", content=body)).close()
+    estimates = [transport._estimate({"model": model}).output for model in ("0", "998", "1050", "unseen")]
+    assert estimates == [7, 7, 500, 500] and len(transport._outputs) <= 1000
+
+
 class Closing(httpx.SyncByteStream, httpx.AsyncByteStream):
     """A refusal's body that notes that it was closed."""
 

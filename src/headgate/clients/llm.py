@@ -13,7 +13,6 @@ called by, they see from the request.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from functools import cache
@@ -39,6 +38,7 @@ from headgate.errors import RateLimited
 
 KINDS = ("requests", "tokens", "input", "output")
 DEFAULT_OUTPUT = 500  # tokens, before there was an answer of the model
+MOST_MODELS = 1000  # whose outputs are remembered; their names may come from users
 MOST_TOKENS = 1_000_000_000  # that a budget can count in a call; servers that report more do not mean it
 
 Counter = Callable[[dict[str, Any]], int]
@@ -81,7 +81,7 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         self._key = key
         self._timeout = timeout
         self._count = count
-        self._outputs: defaultdict[str, OutputQuantile] = defaultdict(OutputQuantile)  # by model
+        self._outputs: dict[str, OutputQuantile] = {}  # by model
         self._inner: AnyTransport | None = transport
 
     def _sender(self, request: Any) -> AnyTransport:
@@ -96,8 +96,12 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
     def _estimate(self, body: dict[str, Any]) -> TokenUsage:
         """What the call may cost: its input as counted, its output by its own limit or by earlier answers."""
         limit = output_limit(body)
-        learned = self._outputs[str(body.get("model"))].estimate(DEFAULT_OUTPUT)
+        learned = self._usual_output(str(body.get("model")), DEFAULT_OUTPUT)
         return TokenUsage(self._count(body), min(learned if limit is None else limit, self._most_output))
+
+    def _usual_output(self, model: str, otherwise: int) -> int:
+        known = self._outputs.get(model)
+        return otherwise if known is None else known.estimate(otherwise)
 
     def _amounts(self, usage: TokenUsage, *, capped: bool = False) -> dict[str, int]:
         used = {"requests": 1, "tokens": usage.total, "input": usage.input, "output": usage.output}
@@ -116,12 +120,14 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         """What an answer cost in the end, by its usage; without one by what has come of it."""
         reader.close()
         if reader.usage is not None:
-            self._outputs[model].add(reader.usage.output)
+            if model not in self._outputs and len(self._outputs) >= MOST_MODELS:
+                self._outputs.popitem()  # the newest: a flood of names does not push out those that are in use
+            self._outputs.setdefault(model, OutputQuantile()).add(reader.usage.output)
             return self._amounts(reader.usage)
         if status >= 400:
             return self._amounts(TokenUsage(0, 0))  # refused, or failed before it began
         # Broken off: the server has gone further than we have read, and may have come to the end of its answer.
-        likely = min(self._outputs[model].estimate(estimate.output), estimate.output)
+        likely = min(self._usual_output(model, estimate.output), estimate.output)
         return self._amounts(TokenUsage(estimate.input, max(reader.output_so_far, likely)))
 
     def _after_error(self, error: BaseException, estimate: TokenUsage) -> dict[str, int]:
