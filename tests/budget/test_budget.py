@@ -1,11 +1,15 @@
 """Reserve, spend, settle: all or nothing, first come first served, and what is charged in the end is what was used."""
 
 import asyncio
+import itertools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal, Inexact, localcontext
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -287,6 +291,58 @@ def test_threads_share_a_hold(name: str) -> None:
     finally:
         sys.setswitchinterval(before)
     assert hold.spent == {"tokens": 20_000}
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted_after(lines: int, call: Callable[[], object]) -> bool:
+    """Make *call*, and interrupt it after so many *lines* of the budget; whether it has come so far."""
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if event == "line" and Path(frame.f_code.co_filename).name in ("state.py", "records.py"):
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("id", [None, "job"])
+def test_a_signal_forgets_nothing(name: str, id: str | None) -> None:
+    """An interrupt anywhere in the state in memory costs what the call may have used, and nobody else's amounts."""
+    for lines in itertools.count(1):
+        clock = ManualClock()
+        llm = Budget(tokens=["1000/30d", "2000/30d"], name=name, clock=clock, hold=60)
+        held = llm.reserve("a", tokens=600)
+        llm.reserve("a", tokens=100).settle()
+
+        def call(llm: Budget = llm) -> None:
+            with llm.reserve("a", id=id, tokens=50, timeout=0) as hold:
+                hold.settle(tokens=50)
+
+        interrupted = interrupted_after(lines, call)
+        left = llm.remaining("a")["tokens"]
+        assert 200 <= left <= 300, lines
+        assert [each.amounts for each in llm.unsettled("a") if each.id == held.id] == [{"tokens": 600}], lines
+        assert held.settle(tokens=0)
+        clock.advance(61)
+        left = llm.remaining("a")["tokens"]
+        assert 800 <= left <= 900 and llm.unsettled("a") == [], lines
+        if not interrupted:
+            break
 
 
 async def test_hierarchy(tools: Tools, url: str, name: str) -> None:

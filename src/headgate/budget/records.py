@@ -66,9 +66,9 @@ class BudgetBucket:
 
     def drain(self, time: int) -> None:
         if time > self.at:
+            passed, self.at = time - self.at, time  # first: a signal between both must not let time pass twice
             if self.debt:
-                self.debt = max(self.debt - (time - self.at) * self.rate, 0)
-            self.at = time
+                self.debt = max(self.debt - passed * self.rate, 0)
 
     def charge(self, amount: int) -> None:
         self.debt = max(min(self.debt + amount, MOST), 0)

@@ -183,10 +183,10 @@ class BudgetState:
             if (not live or amount > had) and max(bucket.debt - back, 0) + bucket.held_at(now) + amount - had > room:
                 fits = False
         if fits:
+            record.kind, record.units = "live", raised  # first: see `repair`
             for bucket, amount, had, back in zip(found, raised, known, paid, strict=True):
-                bucket.charge(-back)
                 bucket.hold(amount - had, now, till)
-            record.kind, record.units = "live", raised
+                bucket.charge(-back)
         if record.kind == "live":
             record.spent = numbers(spent)
             for bucket in found:
@@ -261,6 +261,24 @@ class BudgetState:
         for till, each, record in sorted(live, key=lambda one: one[:2]):
             found += [each, till - now, " ".join(map(str, record.units))]
         return found
+
+    def repair(self) -> None:
+        """Make it whole after a signal handler has raised in an operation, which may have been done in part.
+
+        What is held follows from the records. A debt may have been raised for a record that is still there: it is
+        charged twice then, which is better than to forget what all others owe.
+        """
+        held: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        for record in self.records.values():
+            if record.kind in ("live", "pause"):
+                for (index, _, _), amount in zip(buckets_of(record.spec), record.units, strict=True):
+                    held[index] = held.get(index, 0) + amount
+                    ends[index] = max(ends.get(index, 0), record.till)
+        for index, bucket in self.buckets.items():
+            bucket.held, bucket.ends = held.get(index, 0), ends.get(index, 0)
+        self.due = sorted([(record.till, id) for id, record in self.records.items()])
+        self.paths = []
 
     def is_expired(self, now: int) -> bool:
         if self.due and self.due[0][0] <= now:

@@ -188,7 +188,7 @@ class BudgetSubject:
             try:
                 granted = state.grant(now, id, self.spec, self._buckets, self.amounts.units(values), hold_us, lost)
             except BaseException:  # see `MemoryStates`
-                memory._states.pop(self._index, None)
+                memory.mend(self._index)
                 raise
             if state.operations % SWEEP_EVERY == 0:
                 memory._sweep(now)
@@ -206,7 +206,7 @@ class BudgetSubject:
             try:
                 settled = state.settle_granted(read(self._clock), id, self._buckets, self.amounts.units(values))
             except BaseException:
-                memory._states.pop(self._index, None)
+                memory.mend(self._index)
                 raise
         if settled:
             self.wake_own()

@@ -62,9 +62,21 @@ class MemoryStates:
     def _apply(self, key: tuple[str, str], method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._states[key], method)(*arguments)
-        except BaseException:  # a signal handler may raise anywhere; drop a state that may be half changed
-            self._states.pop(key, None)
+        except BaseException:  # a signal handler may raise anywhere
+            self.mend(key)
             raise
+
+    def mend(self, key: Any) -> None:
+        """Repair a state that may be half changed; drop it if it cannot be repaired."""
+        repair = getattr(self._states.get(key), "repair", None)
+        whole = False
+        try:
+            if repair is not None:
+                repair()
+                whole = True
+        finally:
+            if not whole:
+                self._states.pop(key, None)
 
     def _make_room(self, now: int) -> None:
         """Raise `StoreUnavailable` if there are *max_states* states that have not expired."""
