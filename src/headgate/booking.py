@@ -91,8 +91,8 @@ def check_booking(
         check_key(key),
         uuid.uuid4().hex if id is None else check_key(id, "id"),
         check_permits(permits, rule.capacity),
-        _microseconds("within", within),
-        _microseconds("grace", grace),
+        check_duration("within", within),
+        check_duration("grace", grace),
     )
     most = min(_longest(part) for part in rule.parts if isinstance(part, Bucket))
     if asked.within > most:
@@ -135,7 +135,8 @@ def _longest(part: Bucket) -> int:
     return (EXACT - part.room - part.cost) // part.rate - 1
 
 
-def _microseconds(what: str, seconds: object) -> int:
+def check_duration(what: str, seconds: object) -> int:
+    """A number of seconds that may be 0, in microseconds."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ValueError(f"{what} must be a number of seconds of at least 0, got {seconds!r:.40}")
     return round(min(seconds, LONGEST) * MICROSECONDS)

@@ -1,10 +1,15 @@
 """Reserve, spend, settle: all or nothing, first come first served, and what is charged in the end is what was used."""
 
 import asyncio
+import itertools
+import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
+from decimal import Decimal, Inexact, localcontext
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -187,6 +192,51 @@ async def test_ids(tools: Tools, url: str, name: str) -> None:
     assert await odd.remaining("a") == {"hits": 7, "words": 7}
 
 
+async def test_an_id_with_other_amounts(tools: Tools, url: str, name: str) -> None:
+    """It has what it held, so that no more is spent than is held; an id counts for its keys alone."""
+    llm = tools.Budget(tokens="1000/30d", requests="5/30d", store=url, name=name)
+    await llm.reserve("a", tokens=100, requests=1, id="job", timeout=0)
+    again = await llm.reserve("a", tokens=900, id="job", timeout=0)
+    assert again.reserved == {"tokens": 100, "requests": 1}
+    await llm.reserve("a", tokens=850, timeout=0)
+    with pytest.raises(BudgetExceeded):
+        await again.spend(tokens=800)
+    assert await again.settle()
+    assert await llm.remaining("a") == {"tokens": 0, "requests": 4}
+    other = await llm.reserve("b", tokens=900, id="job", timeout=0)
+    assert other.reserved == {"tokens": 900, "requests": 0}
+    org = tools.Budget(tokens="1000/30d", store=url, name=name + "org")
+    user = tools.Budget(tokens="1000/30d", inside=org)
+    for who, left in (("u", 700), ("v", 400)):
+        hold = await user.reserve(["c", who], tokens=300, id="job", timeout=0)
+        assert hold.reserved == {"tokens": 300} and await user.remaining(["c", who]) == {"tokens": left}
+        assert [held.id for held in await user.unsettled(["c", who])] == ["job"]
+    assert await hold.settle(tokens=0) and await org.remaining("c") == {"tokens": 700}
+
+
+async def test_a_pause(tools: Tools, name: str, clock: ManualClock) -> None:
+    """Nothing can be reserved for so long, also if holds end meanwhile; then the amounts come back bit by bit."""
+    llm = tools.Budget(tokens="600/minute", requests="60/minute", store="memory://", name=name, clock=clock)
+    holds = [await llm.reserve("a", tokens=200, timeout=0) for _ in range(3)]
+    await llm.pause("a", 30.0, "tokens")
+    await llm.pause("a", 10.0, "tokens")
+    await holds[0].settle(tokens=0)
+    await holds[1].settle(tokens=200)
+    for seconds in (0.0, 29.0, 0.9):
+        clock.advance(seconds)
+        assert await llm.remaining("a") == {"tokens": 0, "requests": 60}
+        with pytest.raises(RateLimited) as refused:
+            await llm.reserve("a", tokens=1, timeout=0)
+        assert refused.value.retry_after <= 30
+    clock.advance(refused.value.retry_after)
+    await (await llm.reserve("a", tokens=200, timeout=0)).settle()
+    assert await llm.remaining("a") == {"tokens": 0, "requests": 60}
+    assert len(await llm.unsettled("a")) == 1, "a pause is none"
+    await holds[2].settle(tokens=0)
+    clock.advance(10.0)
+    assert await llm.remaining("a") == {"tokens": 300, "requests": 60}
+
+
 async def test_money(tools: Tools, name: str, clock: ManualClock) -> None:
     """Money is exact to a billionth, as text or Decimal; floats are refused; two quotas of one amount both hold."""
     spend = tools.Budget(usd=["0.5/30d", "50/300d"], credits="12.5/30d burst 20", name=name, clock=clock)
@@ -200,6 +250,99 @@ async def test_money(tools: Tools, name: str, clock: ManualClock) -> None:
     with pytest.raises(PermitsExceedLimit, match=r"usd=0.6 is more than the budget of 0.5"):
         await spend.reserve("a", usd="0.6")
     assert (await spend.reserve("a", usd=0, credits=20 - 1)).reserved["credits"] == 19
+
+
+def test_money_whatever_the_context(name: str) -> None:
+    """What a program does to the context of `decimal` rounds no money; what cannot be counted is refused."""
+    odd: list[Any] = [
+        "1e9999999",
+        "1." + "0" * 99 + "1",
+        "NaN",
+        "sNaN",
+        "-Infinity",
+        Decimal("1e-10"),
+        Decimal("1e999999"),
+    ]
+    with localcontext() as context:
+        context.prec, context.traps[Inexact] = 3, False
+        llm = Budget(usd="50.123456789/30d", name=name)
+        with llm.reserve("a", usd="12.345678901", timeout=0) as hold:
+            assert hold.reserved == {"usd": Decimal("12.345678901")}
+        context.traps[Inexact] = True
+        assert llm.remaining("a") == {"usd": Decimal("37.777777888")}
+        for amount in odd:
+            with pytest.raises(InvalidPermits, match="must be money from 0 to"):
+                llm.reserve("a", usd=amount, timeout=0)
+
+
+def test_threads_share_a_hold(name: str) -> None:
+    """What each of them spends is counted."""
+    hold = Budget(tokens="1000000/30d", name=name).reserve("a", tokens=500_000)
+
+    def spend(_: int) -> None:
+        for _ in range(5000):
+            hold.spend(tokens=1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(spend, range(4)))
+    finally:
+        sys.setswitchinterval(before)
+    assert hold.spent == {"tokens": 20_000}
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted_after(lines: int, call: Callable[[], object]) -> bool:
+    """Make *call*, and interrupt it after so many *lines* of the budget; whether it has come so far."""
+    left = lines
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if event == "line" and Path(frame.f_code.co_filename).name in ("state.py", "records.py"):
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("id", [None, "job"])
+def test_a_signal_forgets_nothing(name: str, id: str | None) -> None:
+    """An interrupt anywhere in the state in memory costs what the call may have used, and nobody else's amounts."""
+    for lines in itertools.count(1):
+        clock = ManualClock()
+        llm = Budget(tokens=["1000/30d", "2000/30d"], name=name, clock=clock, hold=60)
+        held = llm.reserve("a", tokens=600)
+        llm.reserve("a", tokens=100).settle()
+
+        def call(llm: Budget = llm) -> None:
+            with llm.reserve("a", id=id, tokens=50, timeout=0) as hold:
+                hold.settle(tokens=50)
+
+        interrupted = interrupted_after(lines, call)
+        left = llm.remaining("a")["tokens"]
+        assert 200 <= left <= 300, lines
+        assert [each.amounts for each in llm.unsettled("a") if each.id == held.id] == [{"tokens": 600}], lines
+        assert held.settle(tokens=0)
+        clock.advance(61)
+        left = llm.remaining("a")["tokens"]
+        assert 800 <= left <= 900 and llm.unsettled("a") == [], lines
+        if not interrupted:
+            break
 
 
 async def test_hierarchy(tools: Tools, url: str, name: str) -> None:
@@ -298,6 +441,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, InvalidQuota, "needs an amount"),
     ({"tokens": "many"}, InvalidQuota, "cannot read the quota"),
     ({"tokens": []}, InvalidQuota, "a quota or a list of them"),
+    ({"tokens": ["5/day", ["9/day"]]}, InvalidQuota, "a quota or a list of them"),
+    ({"tokens": b"5/day"}, InvalidQuota, "a quota or a list of them"),
     ({"usd": "1e9/day"}, InvalidQuota, "write money such as"),
     ({"usd": "2000000/day"}, InvalidQuota, "at most 1,000,000"),
     ({"timeout": "5/day"}, ValueError, "cannot be called 'timeout'"),

@@ -40,7 +40,7 @@ STEPS: list[tuple[Any, ...]] = [
     ("withdraw", "c", SPEC, packed([0, 0]), "", 0),
     ("settle", "unknown", SPEC, packed([5, 5]), "", 1),
     ("holds", "", SPEC, packed([0, 0])),
-    ("pause", "", SPEC, packed([5, 0])),
+    ("pause", "", SPEC, packed([5, 0]), 1_000_000),
     (11.0,),
     ("settle", "b", SPEC, packed([5, 5]), "", 0),
     ("available", "", SPEC, packed([0, 0])),

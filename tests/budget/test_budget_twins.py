@@ -37,6 +37,8 @@ class Model:
         self.lost: dict[str, tuple[int, list[str], list[int], list[int], list[int], str, str]] = {}
         self.done: dict[str, tuple[int, str, str]] = {}  # until, nonce, nonce of the call that ended it; '-': none did
         self.queue: dict[str, tuple[int, list[str], list[int]]] = {}
+        self.paused = dict.fromkeys(BUCKETS, 0)  # until when
+        self.now = 0
 
     def drain(self, bucket: str, now: int) -> None:
         rate = BUCKETS[bucket][1]
@@ -48,6 +50,7 @@ class Model:
             self.debts[name] = max(self.debts[name] + sign * amount, 0)
 
     def pass_time(self, now: int) -> None:
+        self.now = now
         for end, id in sorted((hold[0], id) for id, hold in self.live.items()):
             if end <= now:
                 for bucket in BUCKETS:
@@ -70,7 +73,8 @@ class Model:
         )
 
     def available(self, bucket: str) -> int:
-        return BUCKETS[bucket][0] - self.debts[bucket] - self.held(bucket)
+        paused = BUCKETS[bucket][0] if self.paused[bucket] > self.now else 0
+        return BUCKETS[bucket][0] - self.debts[bucket] - self.held(bucket) - paused
 
     def fits(self, id: str, names: Sequence[str], units: Sequence[int], now: int) -> bool:
         for each in [each for each, waiter in self.queue.items() if waiter[0] <= now]:
@@ -129,9 +133,12 @@ def run_trace(twins: Twins, model: Model, dice: random.Random, steps: int) -> di
             again = twins.step(op, id, spec, packed(final), nonce, unknown)
             assert again[0] == reply[0]
         elif op == "pause" and dice.random() < 0.2:
-            reply = twins.step(op, "", spec, packed(units), times=times)
+            duration = dice.choice([0, SECOND, 20 * SECOND])
+            reply = twins.step(op, "", spec, packed(units), duration, times=times)
             for bucket, amount in zip(names, units, strict=True):
-                model.debts[bucket] += max(model.available(bucket) + amount, 0)
+                room = BUCKETS[bucket][0] - model.held(bucket)
+                model.debts[bucket] = max(room + amount, model.debts[bucket])
+                model.paused[bucket] = max(model.paused[bucket], now + duration)
         elif op == "holds":
             reply = twins.step(op, "", spec, packed(units))
             rows = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
@@ -161,7 +168,10 @@ def check_reserve(
     if id in model.done and model.done[id][1] == nonce:
         assert reply[0] == -1
     elif id in model.live:
-        assert reply[0] == 1
+        its_names, its_units = model.live[id][1:3]
+        same = its_names != names or its_units == units
+        assert reply[:5] == ([1, 0, 0, 0, 0] if same else [2, len(its_units), 0, 0, 0])
+        assert same or reply[5 : 5 + len(its_units)] == its_units
         model.live[id] = (now + HOLD, *model.live[id][1:])
     elif model.fits(id, names, units, now):
         assert reply[0] == 1, "refused with room"

@@ -1,15 +1,18 @@
 """LLM clients inside the limits of a server that enforces them: the real SDKs, streams, broken streams, headers."""
 
+import asyncio
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import httpx
 import pytest
 
-from headgate import AsyncBudget, Budget
+from headgate import AsyncBudget, Budget, RateLimited, StoreUnavailable
 from headgate.clients.llm import AsyncBudgetTransport, BudgetTransport
 from headgate.clients.usage import (
     OutputQuantile,
@@ -20,6 +23,7 @@ from headgate.clients.usage import (
     pauses_in,
     usage_in,
 )
+from headgate.testing import ManualClock
 from tests.support.llm_fleet import run_fleet
 from tests.support.llm_server import LLMServer
 from tests.support.servers import Server
@@ -146,6 +150,9 @@ def test_usage() -> None:
         2,
     )
     assert usage_in({"usage": None}) is None and usage_in({}) is None
+    assert usage_in({"usage": {"prompt_tokens": 5, "completion_tokens": -7}}) is None, "it cannot be true"
+    assert usage_in({"usage": {"prompt_tokens": 5.0, "completion_tokens": 7.0}}) == TokenUsage(5, 7)
+    assert usage_in({"usage": {"prompt_tokens": "5", "completion_tokens": None}}) is None, "it says nothing"
     reader = StreamReader(events=True)
     for piece in (
         b'data: {"choices": [{"delta": {"con',
@@ -158,10 +165,125 @@ def test_usage() -> None:
     assert reader.usage is None and reader.output_so_far == 1
 
 
+def test_long_answers() -> None:
+    """What is no event is kept in pieces until the end: ten times as much takes ten times as long, not a hundred."""
+    begun, piece = process_time(), b"x" * 65_536
+    reader = StreamReader(events=False)
+    for _ in range(1000):
+        reader.feed(piece)
+    reader.close()
+    assert process_time() - begun < 1 and reader.usage is None
+
+
+BODY = {"model": "m", "messages": HELLO, "max_tokens": 10}
+JSON, EVENTS = {"content-type": "application/json"}, {"content-type": "Text/Event-Stream; charset=utf-8"}
+ANSWERS: list[tuple[dict[str, str], bytes, int]] = [  # and the tokens that are charged; 15 are estimated
+    (JSON, b'{"usage": {"prompt_tokens": 5, "completion_tokens": 7}}', 12),
+    (JSON, b'{"usage": {"prompt_tokens": -5, "completion_tokens": -7}}', 15),
+    (JSON, b'{"usage": {"prompt_tokens": 5, "completion_tokens": 100000000000000000000000}}', 1_000_000_000),
+    (JSON, b'{"usage": {"prompt_tokens": "5", "completion_tokens": []}}', 15),
+    (JSON, b"[" * 100_000, 15),
+    (JSON, b'{"a":' * 100_000, 15),
+    (JSON, b"<html>\xff", 15),
+    (JSON, b"", 15),
+    (EVENTS, b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": 7}}\n\n', 12),
+    (EVENTS, b'data: {"usage": {"prompt_tokens": 5, "completion_tokens": -7}}\r\n\r\n', 15),
+    (EVENTS, b"data: " + b"[" * 100_000 + b"\n\n", 15),
+    (EVENTS, b'data: {"delta": ' + b"[" * 900 + b'"text"' + b"]" * 900 + b"}\n\n", 15),
+]
+
+
+@pytest.mark.parametrize("headers, body, tokens", ANSWERS, ids=range(len(ANSWERS)))
+def test_what_servers_say(headers: dict[str, str], body: bytes, tokens: int) -> None:
+    """An answer that is malformed, or lies, reaches the caller as it is; its call is settled."""
+    server = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, content=body))
+    budget = Budget(tokens="1000000000/30d", clock=ManualClock())
+    with httpx.Client(transport=BudgetTransport(budget, transport=server)) as client:
+        assert client.post("http://llm/v1/chat/completions", json=BODY).content == body
+    assert budget.unsettled() == [] and 1_000_000_000 - int(budget.remaining("default")["tokens"]) == tokens
+
+    async def ask() -> None:
+        waits = AsyncBudget(tokens="1000000000/30d", clock=ManualClock())
+        async with httpx.AsyncClient(transport=AsyncBudgetTransport(waits, transport=server)) as client:
+            assert (await client.post("http://llm/v1/chat/completions", json=BODY)).content == body
+        assert await waits.unsettled() == [] and await waits.remaining("default") == budget.remaining("default")
+
+    asyncio.run(ask())
+
+
+def test_a_guess_of_millions() -> None:
+    """A call that allows any output, answered without usage, costs no more than could be reserved for it."""
+    server = httpx.MockTransport(lambda request: httpx.Response(200, headers=JSON, content=b"{}"))
+    budget = Budget(tokens="1000/30d", name="millions")
+    with httpx.Client(transport=BudgetTransport(budget, transport=server)) as client:
+        assert client.post("http://llm/", json={**BODY, "max_tokens": 10**12}).status_code == 200
+    assert budget.unsettled() == []
+    with pytest.raises(RateLimited) as refused:
+        budget.reserve("default", timeout=0, tokens=1)
+    assert refused.value.retry_after < 20_000, "the guess was bounded; a token comes in 2,592 seconds"
+
+
+def test_models_are_forgotten() -> None:
+    """Names of models may come from users: what is remembered of them is bounded, and a flood keeps the first."""
+    answer = b'{"usage": {"prompt_tokens": 5, "completion_tokens": 7}}'
+    server = httpx.MockTransport(lambda request: httpx.Response(200, headers=JSON, content=answer))
+    budget = Budget(output="1000000/30d", clock=ManualClock())
+    transport = BudgetTransport(budget, transport=server)
+    for number in range(1100):
+        body = b'{"model": "%d"}' % number
+        transport.handle_request(httpx.Request("POST", "http://llm/", content=body)).close()
+    estimates = [transport._estimate({"model": model}).output for model in ("0", "998", "1050", "unseen")]
+    assert estimates == [7, 7, 500, 500] and len(transport._outputs) <= 1000
+
+
+class Closing(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A refusal's body that notes that it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.server
+def test_a_pause_that_fails(redis_server: Server) -> None:
+    """If the store is gone when the server has refused, its answer is closed, and the call is settled."""
+    body = Closing()
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        redis_server.kill()
+        return httpx.Response(429, headers={"retry-after": "5"}, stream=body)
+
+    budget = Budget(tokens="1000/30d", store=redis_server.url, on_store_error="raise")
+    client = httpx.Client(transport=BudgetTransport(budget, transport=httpx.MockTransport(refuse)))
+    with client, pytest.raises(StoreUnavailable):
+        client.post("http://llm/", json=BODY)
+    redis_server.restart()
+    assert body.closed == 1 and budget.unsettled() == []
+
+    async def ask() -> None:
+        waits = AsyncBudget(tokens="1000/30d", store=redis_server.url, on_store_error="raise")
+        transport = AsyncBudgetTransport(waits, transport=httpx.MockTransport(refuse))
+        async with httpx.AsyncClient(transport=transport) as client:
+            with pytest.raises(StoreUnavailable):
+                await client.post("http://llm/", json=BODY)
+        assert body.closed == 2 and await waits.unsettled() == []
+
+    asyncio.run(ask())
+    redis_server.restart()
+
+
 def test_estimates() -> None:
     """Characters of all text in fours; the output by the request's limit; a high quantile of what was seen."""
     assert count_characters({"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 9}]}]}) == 3
     assert count_characters({}) == 1
+    deep: Any = "x" * 9
+    for _ in range(5000):
+        deep = [deep]
+    assert count_characters({"input": deep}) == 3
     assert output_limit({"max_tokens": 10, "n": 3}) == 30 and output_limit({}) is None
     quantile = OutputQuantile()
     assert quantile.estimate(500) == 500
@@ -175,6 +297,12 @@ HEADERS: list[tuple[int, dict[str, str], list[tuple[str, float]]]] = [
     (200, {}, []),
     (429, {"retry-after-ms": "1500", "retry-after": "9"}, [("", 1.5)]),
     (429, {"Retry-After": "2.5"}, [("", 2.5)]),
+    (429, {"Retry-After": format_datetime(NOW + timedelta(seconds=50), usegmt=True)}, [("", 50.0)]),
+    (429, {"Retry-After": format_datetime(NOW - timedelta(days=1), usegmt=True)}, [("", 0.0)]),
+    (429, {"Retry-After": "9" * 400}, [("", 3600.0)]),
+    (429, {"retry-after-ms": "9" * 400}, [("", 3600.0)]),
+    (429, {"retry-after-ms": "-5", "retry-after": "3"}, [("", 3.0)]),
+    (429, {"retry-after": "-5"}, []),
     (200, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, [("tokens", 0.0)]),
     (429, {"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "6m0s"}, [("tokens", 360.0)]),
     (429, {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "120ms"}, [("requests", 0.12)]),

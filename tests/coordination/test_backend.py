@@ -17,7 +17,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from headgate import coordination
+from headgate import Budget, coordination
 from headgate.clock import SYSTEM_CLOCK, SystemClock
 from headgate.coordination import (
     AsyncCircuitBreaker,
@@ -27,6 +27,7 @@ from headgate.coordination import (
     CircuitBreaker,
     Lock,
     Pool,
+    Semaphore,
     WaitQueue,
     background_retry,
 )
@@ -311,6 +312,14 @@ SAYS = [
     ("?timeout=7", 7.0),
     ("?db=1&socket_timeout=7", 7.0),
 ]
+
+
+@pytest.mark.parametrize("store", ["shared://tools-are-not-there", ["memory://", "memory://"]])
+def test_stores_without_tools(store: Any) -> None:
+    """The error names the stores that have tools and budgets, and no argument that they do not take."""
+    for make in (lambda: Semaphore("s", limit=1, store=store), lambda: Budget(tokens="5/day", store=store)):
+        with pytest.raises(TypeError, match=r"coordination needs .*memory://.* redis://.*, got (SharedStore|a list)$"):
+            make()
 
 
 @pytest.mark.parametrize("query, seconds", SAYS)

@@ -1,11 +1,13 @@
 """Real workers of job queues: jobs run at their slots, in order, with one reschedule each, and keep their retries."""
 
+import importlib
 import importlib.util
 import threading
+from typing import Any
 
 import pytest
 
-from headgate import Limiter
+from headgate import AsyncLimiter, Limiter
 from headgate.jobs import JobSlots
 from headgate.jobs.turns import Turns
 from headgate.testing import ManualClock
@@ -63,9 +65,50 @@ def test_delays() -> None:
     assert [slots.delay(str(number), ("a",), {"urgent": True}) for number in range(4, 9)] == [2, 2, 2, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"), [({"key": 5}, "key must be"), ({"key": "k", "max_delay": 0}, "at least 1")]
-)
+BAD: list[tuple[dict[str, object], str]] = [
+    ({"key": 5}, "key must be"),
+    ({"max_delay": 0}, "at least 1"),
+    ({"permits": 0}, "permits must be"),
+    ({"permits": 2}, "permits must be at most 1, the capacity"),
+    ({"within": -1}, "within must be a number of seconds"),
+    ({"grace": "1"}, "grace must be a number of seconds"),
+    ({"limiter": AsyncLimiter("1/second")}, "limiter of JobSlots must be a Limiter, got AsyncLimiter"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD)
 def test_bad_arguments(arguments: dict[str, object], words: str) -> None:
+    """They raise where they are written: every job would raise them."""
+    given: Any = {"limiter": Limiter("1/second"), "key": "k", **arguments}
     with pytest.raises((TypeError, ValueError), match=words):
-        JobSlots(Limiter("1/second"), **arguments)  # type: ignore[arg-type]  # that is the point
+        JobSlots(**given)
+
+
+def test_a_dramatiq_job_without_a_slot(caplog: pytest.LogCaptureFixture) -> None:
+    """If no slot can be booked, the job fails, and does not run at a pace of its own."""
+    dramatiq = pytest.importorskip("dramatiq")
+    stub = pytest.importorskip("dramatiq.brokers.stub")
+    adapter = importlib.import_module("headgate.jobs.dramatiq")
+    broker = stub.StubBroker(middleware=[adapter.Slots()])
+    ran: list[str] = []
+    nowhere = Limiter("1/second", store="redis://127.0.0.1:9/0", on_store_error="raise")
+    rows = {
+        "keyless": JobSlots(Limiter("1/second"), lambda: "k"),
+        "window": JobSlots(Limiter("1/second", algorithm="fixed_window"), "k"),
+        "down": JobSlots(nowhere, "k"),
+        "fine": JobSlots(Limiter("1/second"), "k"),
+    }
+    for name, slots in rows.items():
+        dramatiq.actor(ran.append, actor_name=name, queue_name=name, broker=broker, slots=slots)
+    worker = dramatiq.Worker(broker, worker_timeout=10, worker_threads=1)
+    worker.start()
+    try:
+        for name in rows:
+            broker.enqueue(broker.get_actor(name).message(name))
+            broker.join(name, fail_fast=False)
+        worker.join()
+    finally:
+        worker.stop()
+        broker.close()
+    assert ran == ["fine"]
+    assert "Unexpected failure" not in caplog.text and "StoreUnavailable" in caplog.text

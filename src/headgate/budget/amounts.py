@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from math import gcd
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -32,6 +32,7 @@ CURRENCIES = frozenset(_CODES.split())
 RESERVED = frozenset({"key", "id", "timeout"})  # parameters of `reserve`
 
 _EXACT: Final = 1 << 52
+_CONTEXT: Final = Context(prec=64, traps=[InvalidOperation, Inexact])  # that of the program may round
 _MOST_MONEY: Final = 1_000_000
 _MOST_COUNT: Final = 1_000_000_000  # of one amount in one call
 _MONEY_QUOTA = re.compile(
@@ -116,7 +117,7 @@ class Amounts:
 
     def decode(self, number: int, value: int) -> int | Decimal:
         """The value of an amount as callers read it."""
-        return Decimal(value) / NANO if self.money[number] else value
+        return _CONTEXT.divide(Decimal(value), NANO) if self.money[number] else value
 
     def read(self, values: Sequence[int]) -> dict[str, int | Decimal]:
         return {name: self.decode(number, values[number]) for number, name in enumerate(self.names)}
@@ -124,6 +125,13 @@ class Amounts:
     def units(self, values: list[int]) -> list[int]:
         """What *values* cost in each bucket."""
         return [values[number] * cost for number, cost in self._costs]
+
+    def values(self, units: Sequence[int]) -> list[int]:
+        """The values that cost *units*, as of a hold."""
+        values = [0] * len(self.names)
+        for bucket, each in zip(self.buckets, units, strict=True):
+            values[bucket.amount] = each // bucket.cost
+        return values
 
     def least(self, available: Sequence[int]) -> list[int]:
         """How much of each amount there is, by what is *available* in each bucket; 0 if there is a debt."""
@@ -138,7 +146,7 @@ def _listed(name: str, given: AnyQuota) -> list[str | Quota]:
         raise ValueError(f"an amount cannot be called {name!r}, as reserve() has a parameter of that name")
     if isinstance(given, str | Quota):
         return [given]
-    if not isinstance(given, Sequence) or not given:
+    if not isinstance(given, Sequence) or not given or not all(isinstance(each, str | Quota) for each in given):
         raise InvalidQuota(f"{name} must be a quota or a list of them, such as '1000/minute', got {given!r:.80}")
     return list(dict.fromkeys(given))
 
@@ -176,7 +184,8 @@ def _money_quota(quota: str | Quota) -> tuple[int, int, int]:
 
 
 def _in_nano(text: str) -> int:
-    return int(Decimal(text.replace(",", "").replace("_", "")) * NANO)
+    whole, _, decimals = text.replace(",", "").replace("_", "").partition(".")
+    return int(whole) * NANO + int(decimals.ljust(9, "0"))
 
 
 def _units(limit: int, period_us: int, capacity: int) -> tuple[int, int]:
@@ -206,9 +215,9 @@ def _nano(name: str, amount: object) -> int:
         floats = ", as a float cannot hold a cent exactly" if isinstance(amount, float) else ""
         raise InvalidPermits(f"{name} is money and must not be {type(amount).__name__} {amount!r:.40}{floats}; {form}")
     try:
-        nano = Decimal(amount) * NANO
-        whole = nano == nano.to_integral_value()
-    except InvalidOperation:
+        nano = _CONTEXT.multiply(Decimal(amount), NANO)
+        whole = nano == nano.to_integral_value(context=_CONTEXT)
+    except (InvalidOperation, Inexact):
         whole = False
         nano = Decimal(0)
     if not whole or not 0 <= nano <= _MOST_MONEY * NANO:

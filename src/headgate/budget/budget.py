@@ -166,7 +166,7 @@ class _AnyBudget(Tool):
         buckets = [bucket for bucket in subject.amounts.buckets if bucket.amount in chosen]
         units = packed([min(bucket.rate * duration, MOST) for bucket in buckets])
         try:
-            yield Operation("pause", ("", subject.spec_of(buckets), units))
+            yield Operation("pause", ("", subject.spec_of(buckets), units, duration))
         except StoreUnavailable:
             if self._terms.on_store_error == "raise":
                 raise
@@ -186,10 +186,8 @@ class _AnyBudget(Tool):
         reply = yield subject.operation("holds", "", None)
         found = []
         for id, left, units in zip(reply[::3], reply[1::3], reply[2::3], strict=True):
-            values = [0] * len(subject.amounts.names)
-            for bucket, held in zip(subject.amounts.buckets, units.split(" "), strict=True):
-                values[bucket.amount] = int(held) // bucket.cost
-            found.append(UnsettledHold(str(id), subject.amounts.read(values), left / MICROSECONDS))
+            values = subject.amounts.values([int(held) for held in units.split(" ")])
+            found.append(UnsettledHold(str(id).rpartition("\n")[2], subject.amounts.read(values), left / MICROSECONDS))
         return found
 
 

@@ -11,13 +11,14 @@ from typing import Any, Final
 from headgate.budget.amounts import Amount
 from headgate.budget.records import packed
 from headgate.budget.server_calls import WAITER_TTL
-from headgate.budget.subjects import BudgetSubject, BudgetTerms, process_id, unique_id
+from headgate.budget.subjects import BudgetSubject, BudgetTerms, count_lock, process_id, unique_id
 from headgate.clock import MICROSECONDS
 from headgate.coordination.runner import Plan
 from headgate.coordination.states.machine import Operation
 from headgate.decision import Decision, decision
 from headgate.errors import BudgetExceeded, RateLimited, StoreUnavailable
 
+KNOWN: Final = 2  # the reply of the store where the id holds other amounts already
 LOW_WATER: Final = 10  # a tenth of the reservation: with less than that left a hold reserves more
 
 
@@ -46,6 +47,11 @@ class AnyHold:
     def key(self) -> str:
         """The key that it is of; of a hierarchy all keys, with ``>`` between them."""
         return self._subject.shown
+
+    def _name_in_store(self) -> str:
+        """The id; one that a caller gave counts within its keys, not for all that have the same outermost one."""
+        path = self._subject.path if self._nonce else ""
+        return f"{path}\n{self.id}" if path else self.id
 
     @property
     def reserved(self) -> dict[str, int | Decimal]:
@@ -95,7 +101,7 @@ class AnyHold:
         operation = self._request(waits)
         try:
             reply = yield operation
-            self._subject.wake(reply, 5)
+            self._subject.wake(reply, 5 if reply[0] != KNOWN else 5 + reply[1])
         except StoreUnavailable as error:
             reply = self._reserve_without_store(operation, error)
         return self._answered(reply, sent, waits)
@@ -109,14 +115,16 @@ class AnyHold:
     def _request(self, waits: bool) -> Operation:
         terms, subject = self._terms, self._subject
         more = (terms.hold_us, self._nonce, terms.on_lost, WAITER_TTL if waits else 0, subject.path)
-        return subject.operation("reserve", self.id, self._reserved, *more)
+        return subject.operation("reserve", self._name_in_store(), self._reserved, *more)
 
     def _answered(self, reply: list[Any], sent: int, waits: bool) -> tuple[bool | None, float]:
         """What the *reply* to an attempt means: True if it is granted, else the seconds after which to ask again."""
         subject = self._subject
         self._unconfirmed = self._unconfirmed and self.degraded
         granted, wait, binds, available, reset = reply[:5]
-        if granted == 1:
+        if granted == KNOWN:
+            self._reserved = self._first = subject.amounts.values(reply[5 : 5 + wait])
+        if granted in (1, KNOWN):
             self._granted(sent)
             return True, 0.0
         self._queued = waits and granted == 0
@@ -148,7 +156,7 @@ class AnyHold:
         return RateLimited(self.key, self._denial)
 
     def _withdrawal(self) -> Operation:
-        return self._subject.operation("withdraw", self.id, None, self._nonce, 0)
+        return self._subject.operation("withdraw", self._name_in_store(), None, self._nonce, 0)
 
     def _leave_queue(self) -> Plan[None]:
         """Leave the queue of the store before the caller learns that its time is over."""
@@ -176,7 +184,8 @@ class AnyHold:
         if self.settled:
             raise RuntimeError(f"the hold of {self.key!r} is settled, so nothing can be spent from it")
         added = self._subject.amounts.encode(amounts)
-        self._spent = [spent + more for spent, more in zip(self._spent, added, strict=True)]
+        with count_lock():
+            self._spent = [spent + more for spent, more in zip(self._spent, added, strict=True)]
         late = self.ends_at - self._terms.clock.now() < self._terms.hold_us // 2
         return late or any(self._short(number) for number, more in enumerate(added) if more)
 
@@ -208,7 +217,7 @@ class AnyHold:
         terms, subject = self._terms, self._subject
         sent = terms.clock.now()
         spent = packed(subject.amounts.units(self._spent))
-        operation = subject.operation("extend", self.id, target, terms.hold_us, spent)
+        operation = subject.operation("extend", self._name_in_store(), target, terms.hold_us, spent)
         if self.degraded:
             reply = subject.ask_locally(operation, 1) if terms.on_store_error == "local" else [1]
         else:
@@ -274,4 +283,4 @@ class AnyHold:
                 self._repeat(operation)
 
     def _settlement(self, final: list[int]) -> Operation:
-        return self._subject.operation("settle", self.id, final, self._nonce, int(self.degraded))
+        return self._subject.operation("settle", self._name_in_store(), final, self._nonce, int(self.degraded))

@@ -14,6 +14,7 @@ DONE_TTL: Final = 30 * MICROSECONDS  # a settled hold is remembered for so long,
 CLOCK_STEP: Final = 60 * MICROSECONDS  # a state so far ahead of the clock means that the clock was put back
 MOST: Final = 2**53 - 1  # a larger debt is cut: a double counts no further
 MAX_WOKEN: Final = 20  # waiters that are told of a change
+PAUSE: Final = "\n"  # begins the id of what holds a bucket while it is paused; no id of a caller begins so
 ROOT: Final = "-"  # the level that has the name of the state
 
 
@@ -65,9 +66,9 @@ class BudgetBucket:
 
     def drain(self, time: int) -> None:
         if time > self.at:
+            passed, self.at = time - self.at, time  # first: a signal between both must not let time pass twice
             if self.debt:
-                self.debt = max(self.debt - (time - self.at) * self.rate, 0)
-            self.at = time
+                self.debt = max(self.debt - passed * self.rate, 0)
 
     def charge(self, amount: int) -> None:
         self.debt = max(min(self.debt + amount, MOST), 0)
@@ -90,7 +91,7 @@ class HoldRecord:
     __slots__ = ("kind", "lost", "nonce", "spec", "spent", "till", "units")
 
     def __init__(self, kind: str, nonce: str, lost: str, spec: bytes, units: list[int]) -> None:
-        self.kind = kind  # live, lost, done
+        self.kind = kind  # live, lost, done, pause
         self.nonce = nonce
         self.lost = lost  # what becomes of it then: charge, release, spent
         self.spec = spec

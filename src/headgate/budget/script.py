@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MAX_WOKEN, MOST, ROOT
+from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MAX_WOKEN, MOST, PAUSE, ROOT
 from headgate.budget.short_script import BUCKET, NOTES, NUMBER, QUOTA, RECORD, SHORT_LUA, WAITER
+
+PAUSE_ID = PAUSE.encode("unicode_escape").decode()
 
 LUA = f"""{SHORT_LUA}
 local buckets, named, paths, told = {{}}, {{}}, {{}}, {{}}
@@ -111,7 +113,7 @@ local function end_due()
     for i = 1, #over, 2 do
       local each, time = over[i], tonumber(over[i + 1])
       local its = parse(redis.call('HGET', hash, 'h' .. each) or nil)
-      if its and its.kind == 'l' then
+      if its and (its.kind == 'l' or its.kind == 'p') then
         local cost, amounts = charged(its), numbers(its.units)
         for number, b in ipairs(buckets_of(its.spec)) do
           drain(b, time)
@@ -119,6 +121,8 @@ local function end_due()
           charge(b, cost[number] or 0)
         end
         freed = freed or its.lost ~= 'charge'
+      end
+      if its and its.kind == 'l' then
         its.kind = 'x'
         redis.call('HSET', hash, 'h' .. each, text_of(its))
         redis.call('ZADD', due, format_int(time + {LOST_TTL}), each)
@@ -168,6 +172,12 @@ local function reply(hold, ...)
   return made
 end
 
+local function paused_by(b)  -- what a pause holds of a bucket, and for how long
+  local its = parse(redis.call('HGET', hash, 'h{PAUSE_ID}' .. b.index) or nil)
+  if not its then return 0, 0 end
+  return numbers(its.units)[1], redis.call('ZSCORE', due, '{PAUSE_ID}' .. b.index) - now
+end
+
 local function leave_queue(each)
   return has_queue and redis.call('ZREM', waiting, each) == 1 and redis.call('HDEL', hash, 'w' .. each)
 end
@@ -210,7 +220,9 @@ if op == 'reserve' then
   if record and record.kind == 'l' then
     for _, b in ipairs(buckets_of(record.spec)) do hold_units(b, 0, till) end
     write(id, record, till)
-    return reply(hold, 1, 0, 0, 0, 0)
+    if record.spec ~= spec or record.units == units then return reply(hold, 1, 0, 0, 0, 0) end
+    local known = numbers(record.units)
+    return reply(hold, 2, #known, 0, 0, 0, unpack(known))
   end
   local sums, queued = {{}}, false
   if has_queue then sums, queued = asked_before() end
@@ -219,10 +231,12 @@ if op == 'reserve' then
     drain(b, now)
     local short = b.debt + held(b) + (sums[b.index] or 0) + amounts[number] - b.room
     if short > 0 then
-      local needed = short <= b.debt and math.ceil(short / b.rate) or math.max(b.ends - now, 1)
+      local paused, left = paused_by(b)
+      short = short - paused
+      local needed = math.max(short <= b.debt and math.ceil(short / b.rate) or math.max(b.ends - now, 1), left)
       if needed > wait then
         wait, binds, available = needed, number, b.room - b.debt - held(b)
-        reset = math.ceil((b.debt + held(b)) / b.rate)
+        reset = math.max(math.ceil((b.debt + held(b) - paused) / b.rate), left)
       end
     end
   end
@@ -311,12 +325,19 @@ if op == 'settle' or op == 'withdraw' then
 end
 
 if op == 'pause' then
-  local amounts = numbers(units)
+  local amounts, duration = numbers(units), tonumber(ARGV[6])
   for number, b in ipairs(named) do
     drain(b, now)
-    charge(b, math.max(b.room + amounts[number] - held(b) - b.debt, 0))
+    local paused, left = paused_by(b)
+    charge(b, math.max(b.room + amounts[number] - (held(b) - paused) - b.debt, 0))
+    if duration > left then
+      hold_units(b, b.room - paused, now + duration)
+      local alone, room = struct.pack('{QUOTA}', b.room, b.rate, b.level, b.name), struct.pack('{NUMBER}', b.room)
+      local pause = {{kind = 'p', nonce = '', lost = 'release', spec = alone, units = room, spent = ''}}
+      write('{PAUSE_ID}' .. b.index, pause, now + duration)
+    end
   end
-  return reply(0, 1)
+  return reply(duration, 1)
 end
 
 if op == 'holds' then

@@ -18,7 +18,7 @@ from headgate.budget.records import CLOCK_STEP, DONE_TTL, LOST_TTL, MOST, ROOT
 NUMBER = "<d"
 QUOTA = "<ddss"  # room, rate, level, label; as `headgate.budget.records.spec_of` packs it
 BUCKET = "<dddd"  # time, debt, held, when the last hold ends
-RECORD = "<c1ssI4c0I4c0"  # kind (l: live, x: lost, d: done), nonce, policy, spec, units; then what was spent
+RECORD = "<c1ssI4c0I4c0"  # kind (l: live, x: lost, d: done, p: pause), nonce, policy, spec, units; then what was spent
 WAITER = "<dsI4c0"  # until when, path, spec; then the units
 NOTES = "<dBd"  # when the next hold ends, whether there may be a queue, until when the keys live
 

@@ -8,14 +8,16 @@ both are packed (see `headgate.budget.records`). All levels of a hierarchy that 
 reserve    holds *units* for *id* until *hold* is over, if there is room in all buckets beside what the ids before it in
            the queue wait for. Otherwise the id waits for *waiter_ttl*, and longer if it asks again (0: it does not).
            Replies with granted and, if there is no room, wait, and number, available and reset of the bucket that binds
-           most. Granted is 1, 0 or -1: the same reservation was settled or withdrawn before.
+           most. Granted is 1 or 0; -1: the same reservation was settled or withdrawn before; 2: the id holds other
+           units already: their number follows, and they themselves behind the five values.
 extend     raises what *id* holds to *units*, records what was *spent*, and starts its time again. Replies with 1, or
            with 0 if there is no room: then it keeps what it had.
 settle     ends the hold and charges *units* in its place, a debt if there is no room for them. Replies with 1, or with
            0 if another call settled it, or it is not known; that is charged all the same if *unknown* is 1.
 withdraw   ends the hold, or takes *id* out of the queue, and charges nothing. Replies with 1, or with 0 if there is
            none.
-pause      raises the debts until nothing is available for the time in which *units* drain. Replies with 1.
+pause      raises the debts until nothing is available for the time in which *units* drain, and holds all room for
+           *duration*, in which other holds may end. Replies with 1.
 available  replies with what is available in each bucket, less than 0 if there is a debt.
 holds      replies with the id, the microseconds left and the units, as text, of each live hold with this *spec*.
 
@@ -42,6 +44,7 @@ from headgate.budget.records import (
     CLOCK_STEP,
     LOST_TTL,
     MAX_WOKEN,
+    PAUSE,
     BudgetBucket,
     BudgetWaiter,
     HoldRecord,
@@ -49,6 +52,7 @@ from headgate.budget.records import (
     buckets_of,
     forget_at,
     numbers,
+    spec_of,
 )
 from headgate.budget.script import LUA
 from headgate.coordination.states.machine import StateMachine
@@ -105,7 +109,8 @@ class BudgetState:
                 for each in buckets_of(record.spec):
                     self._bucket(now, each[0], each[2]).hold(0, now, till)
                 self._write(id, record, till)
-                return [1, 0, 0, 0, 0]
+                other = record.spec == spec and record.units != units
+                return [2, len(record.units), 0, 0, 0, *record.units] if other else [1, 0, 0, 0, 0]
         sums = self._asked_before(now, id) if self.waiting else {}
         wait = -1
         denial = [0, 0, 0, 0, 0]
@@ -119,10 +124,12 @@ class BudgetState:
             if sums:
                 short += sums.get(index, 0)
             if short > 0:
-                needed = -(-short // rate) if short <= bucket.debt else max(bucket.ends - now, 1)
+                paused, left = self._paused(now, index)
+                short -= paused
+                needed = max(-(-short // rate) if short <= bucket.debt else max(bucket.ends - now, 1), left)
                 if needed > wait:
                     wait = needed
-                    reset = -(-(bucket.debt + held) // rate)
+                    reset = max(-(-(bucket.debt + held - paused) // rate), left)
                     denial = [0, wait, number + 1, room - bucket.debt - held, reset]
         if wait >= 0:
             if waiter_ttl > 0:
@@ -176,10 +183,10 @@ class BudgetState:
             if (not live or amount > had) and max(bucket.debt - back, 0) + bucket.held_at(now) + amount - had > room:
                 fits = False
         if fits:
+            record.kind, record.units = "live", raised  # first: see `repair`
             for bucket, amount, had, back in zip(found, raised, known, paid, strict=True):
-                bucket.charge(-back)
                 bucket.hold(amount - had, now, till)
-            record.kind, record.units = "live", raised
+                bucket.charge(-back)
         if record.kind == "live":
             record.spent = numbers(spent)
             for bucket in found:
@@ -223,12 +230,18 @@ class BudgetState:
             return [0, *self.paths]
         return [self._end(now, id, record, spec, numbers(units), nonce, unknown), *self.paths]
 
-    def pause(self, now: int, id: str, spec: bytes, units: bytes) -> list[Any]:
+    def pause(self, now: int, id: str, spec: bytes, units: bytes, duration: int) -> list[Any]:
         self._begin(now)
         for (index, room, rate), amount in zip(buckets_of(spec), numbers(units), strict=True):
             bucket = self._bucket(now, index, rate)
             bucket.drain(now)
-            bucket.charge(max(room + amount - bucket.held_at(now) - bucket.debt, 0))
+            paused, left = self._paused(now, index)
+            bucket.charge(max(room + amount - (bucket.held_at(now) - paused) - bucket.debt, 0))
+            if duration > left:
+                bucket.hold(room - paused, now, now + duration)
+                level, _, label = index.partition(" ")
+                alone = spec_of([(level, label, room, rate)])
+                self._write(PAUSE + index, HoldRecord("pause", "", "release", alone, [room]), now + duration)
         return [1, *self.paths]
 
     def available(self, now: int, id: str, spec: bytes, units: bytes) -> list[Any]:
@@ -249,6 +262,24 @@ class BudgetState:
             found += [each, till - now, " ".join(map(str, record.units))]
         return found
 
+    def repair(self) -> None:
+        """Make it whole after a signal handler has raised in an operation, which may have been done in part.
+
+        What is held follows from the records. A debt may have been raised for a record that is still there: it is
+        charged twice then, which is better than to forget what all others owe.
+        """
+        held: dict[str, int] = {}
+        ends: dict[str, int] = {}
+        for record in self.records.values():
+            if record.kind in ("live", "pause"):
+                for (index, _, _), amount in zip(buckets_of(record.spec), record.units, strict=True):
+                    held[index] = held.get(index, 0) + amount
+                    ends[index] = max(ends.get(index, 0), record.till)
+        for index, bucket in self.buckets.items():
+            bucket.held, bucket.ends = held.get(index, 0), ends.get(index, 0)
+        self.due = sorted([(record.till, id) for id, record in self.records.items()])
+        self.paths = []
+
     def is_expired(self, now: int) -> bool:
         if self.due and self.due[0][0] <= now:
             self._begin(now)
@@ -256,6 +287,11 @@ class BudgetState:
             return False
         self._sweep(now)
         return not self.buckets
+
+    def _paused(self, now: int, index: str) -> tuple[int, int]:
+        """What a pause holds of a bucket, and for how long; 0 if it is not paused."""
+        record = self.records.get(PAUSE + index)
+        return (0, 0) if record is None else (record.units[0], record.till - now)
 
     def _end(
         self, now: int, id: str, record: HoldRecord | None, spec: bytes, units: list[int], nonce: str, unknown: int
@@ -305,7 +341,8 @@ class BudgetState:
                 continue
             if record.kind != "live":
                 del self.records[id]
-                continue
+                if record.kind != "pause":
+                    continue
             cost = record.charged()
             freed = freed or record.lost != "charge"
             for number, (index, _, rate) in enumerate(buckets_of(record.spec)):
@@ -313,6 +350,8 @@ class BudgetState:
                 bucket.drain(time)
                 bucket.release(record.units[number])
                 bucket.charge(cost[number])
+            if record.kind == "pause":
+                continue
             record.kind = "lost"
             self._write(id, record, time + LOST_TTL)
         if freed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import threading
 from decimal import Decimal
 from time import monotonic_ns
 from typing import Any, Final, Protocol
@@ -35,7 +36,7 @@ _USUAL_TIMEOUT: Final = 3600.0  # seconds
 class _Process:
     """This process. Compiled code reads attributes quicker than globals that change."""
 
-    __slots__ = ("counter", "hold_id", "id")
+    __slots__ = ("counter", "counting", "hold_id", "id")
 
     def __init__(self) -> None:
         self.counter = itertools.count()
@@ -44,6 +45,7 @@ class _Process:
     def renew(self) -> None:
         self.hold_id = secrets.token_hex(10) + "-%x"  # compiled, an f-string takes more than twice as long
         self.id = os.getpid()
+        self.counting = threading.RLock()
 
 
 _PROCESS: Final = _Process()
@@ -58,6 +60,11 @@ def unique_id() -> str:
 def process_id() -> int:
     """`os.getpid`, without a call of the system."""
     return _PROCESS.id
+
+
+def count_lock() -> Any:
+    """Held while what was spent is added up, as threads may share a hold. A signal handler may spend, too."""
+    return _PROCESS.counting
 
 
 def read(clock: Clock) -> int:
@@ -181,7 +188,7 @@ class BudgetSubject:
             try:
                 granted = state.grant(now, id, self.spec, self._buckets, self.amounts.units(values), hold_us, lost)
             except BaseException:  # see `MemoryStates`
-                memory._states.pop(self._index, None)
+                memory.mend(self._index)
                 raise
             if state.operations % SWEEP_EVERY == 0:
                 memory._sweep(now)
@@ -199,7 +206,7 @@ class BudgetSubject:
             try:
                 settled = state.settle_granted(read(self._clock), id, self._buckets, self.amounts.units(values))
             except BaseException:
-                memory._states.pop(self._index, None)
+                memory.mend(self._index)
                 raise
         if settled:
             self.wake_own()

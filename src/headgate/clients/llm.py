@@ -13,7 +13,6 @@ called by, they see from the request.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from functools import cache
@@ -39,6 +38,8 @@ from headgate.errors import RateLimited
 
 KINDS = ("requests", "tokens", "input", "output")
 DEFAULT_OUTPUT = 500  # tokens, before there was an answer of the model
+MOST_MODELS = 1000  # whose outputs are remembered; their names may come from users
+MOST_TOKENS = 1_000_000_000  # that a budget can count in a call; servers that report more do not mean it
 
 Counter = Callable[[dict[str, Any]], int]
 AnyBudget = TypeVar("AnyBudget", bound=Budget | AsyncBudget)
@@ -71,6 +72,8 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         if not isinstance(budget, self._budget_type):
             name, expected = type(self).__name__, self._budget_type.__name__
             raise TypeError(f"budget of {name} must be of type {expected}, got {type(budget).__name__}")
+        most = [int(budget.capacity.get(name, MOST_TOKENS)) for name in ("tokens", "output")]
+        self._most_output = min(most)  # tokens that can be reserved, whatever a request allows
         self._names = [name for name in KINDS if name in budget.capacity]
         if not self._names:
             raise ValueError(f"the budget needs one of these amounts: {', '.join(KINDS)}; it has {[*budget.capacity]}")
@@ -78,7 +81,7 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         self._key = key
         self._timeout = timeout
         self._count = count
-        self._outputs: defaultdict[str, OutputQuantile] = defaultdict(OutputQuantile)  # by model
+        self._outputs: dict[str, OutputQuantile] = {}  # by model
         self._inner: AnyTransport | None = transport
 
     def _sender(self, request: Any) -> AnyTransport:
@@ -93,13 +96,17 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
     def _estimate(self, body: dict[str, Any]) -> TokenUsage:
         """What the call may cost: its input as counted, its output by its own limit or by earlier answers."""
         limit = output_limit(body)
-        learned = self._outputs[str(body.get("model"))].estimate(DEFAULT_OUTPUT)
-        return TokenUsage(self._count(body), learned if limit is None else limit)
+        learned = self._usual_output(str(body.get("model")), DEFAULT_OUTPUT)
+        return TokenUsage(self._count(body), min(learned if limit is None else limit, self._most_output))
+
+    def _usual_output(self, model: str, otherwise: int) -> int:
+        known = self._outputs.get(model)
+        return otherwise if known is None else known.estimate(otherwise)
 
     def _amounts(self, usage: TokenUsage, *, capped: bool = False) -> dict[str, int]:
         used = {"requests": 1, "tokens": usage.total, "input": usage.input, "output": usage.output}
         most = self._budget.capacity
-        return {name: min(used[name], int(most[name])) if capped else used[name] for name in self._names}
+        return {name: min(used[name], int(most[name]) if capped else MOST_TOKENS) for name in self._names}
 
     def _pauses(self, response: httpx.Response) -> list[tuple[float, list[str]]]:
         found = pauses_in(response.status_code, response.headers, datetime.now(UTC))
@@ -107,18 +114,20 @@ class _BudgetedTransport(Generic[AnyBudget, AnyTransport]):
         return [(seconds, names) for seconds, names in named if names]
 
     def _reader(self, response: httpx.Response) -> StreamReader:
-        return StreamReader(response.headers.get("content-type", "").startswith("text/event-stream"))
+        return StreamReader(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
 
     def _used(self, model: str, estimate: TokenUsage, reader: StreamReader, status: int) -> dict[str, int]:
         """What an answer cost in the end, by its usage; without one by what has come of it."""
         reader.close()
         if reader.usage is not None:
-            self._outputs[model].add(reader.usage.output)
+            if model not in self._outputs and len(self._outputs) >= MOST_MODELS:
+                self._outputs.popitem()  # the newest: a flood of names does not push out those that are in use
+            self._outputs.setdefault(model, OutputQuantile()).add(reader.usage.output)
             return self._amounts(reader.usage)
         if status >= 400:
             return self._amounts(TokenUsage(0, 0))  # refused, or failed before it began
         # Broken off: the server has gone further than we have read, and may have come to the end of its answer.
-        likely = min(self._outputs[model].estimate(estimate.output), estimate.output)
+        likely = min(self._usual_output(model, estimate.output), estimate.output)
         return self._amounts(TokenUsage(estimate.input, max(reader.output_so_far, likely)))
 
     def _after_error(self, error: BaseException, estimate: TokenUsage) -> dict[str, int]:
@@ -192,12 +201,19 @@ class BudgetTransport(_BudgetedTransport[Budget, httpx.BaseTransport], httpx.Bas
         except BaseException as error:
             hold.settle(**self._after_error(error, estimate))
             raise
-        for seconds, names in self._pauses(response):
-            self._budget.pause(key, seconds, *names)
         reader, model, status = self._reader(response), str(body.get("model")), response.status_code
-        response.stream = _of_library(_Stream, _library(request).SyncByteStream)(
+        response.stream = stream = _of_library(_Stream, _library(request).SyncByteStream)(
             response.stream, reader, lambda: hold.settled or hold.settle(**self._used(model, estimate, reader, status))
         )
+        try:
+            if response.is_closed:  # the transport has read it all, as that of a test or of a cache does
+                reader.feed(response.content)
+                stream.close()
+            for seconds, names in self._pauses(response):
+                self._budget.pause(key, seconds, *names)
+        except BaseException:
+            response.close()  # settles
+            raise
         return response
 
     def close(self) -> None:
@@ -245,8 +261,6 @@ class AsyncBudgetTransport(_BudgetedTransport[AsyncBudget, httpx.AsyncBaseTransp
         except BaseException as error:
             await hold.settle(**self._after_error(error, estimate))
             raise
-        for seconds, names in self._pauses(response):
-            await self._budget.pause(key, seconds, *names)
         reader, model, status = self._reader(response), str(body.get("model")), response.status_code
 
         async def settle() -> None:
@@ -254,7 +268,16 @@ class AsyncBudgetTransport(_BudgetedTransport[AsyncBudget, httpx.AsyncBaseTransp
                 await hold.settle(**self._used(model, estimate, reader, status))
 
         kind = _of_library(_AsyncStream, _library(request).AsyncByteStream)
-        response.stream = kind(response.stream, reader, settle)
+        response.stream = stream = kind(response.stream, reader, settle)
+        try:
+            if response.is_closed:
+                reader.feed(response.content)
+                await stream.aclose()
+            for seconds, names in self._pauses(response):
+                await self._budget.pause(key, seconds, *names)
+        except BaseException:
+            await response.aclose()  # settles
+            raise
         return response
 
     async def aclose(self) -> None:

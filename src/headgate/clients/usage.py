@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from headgate.coordination.feedback import retry_after
+
 CHARACTERS_PER_TOKEN = 4
 REMEMBERED = 200  # answers whose output the quantile is taken of
 QUANTILE = 0.9
 LONGEST = 3600.0  # seconds of a pause; a longer one is taken for a mistake of the server
 MAX_LINE = 1 << 20  # bytes of a line of a stream; a longer one is not read
 
+_INPUTS = ("prompt_tokens", "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+_OUTPUTS = ("completion_tokens", "output_tokens")
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _NUMBER = r"\d+(\.\d+)?"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -57,7 +61,7 @@ def read_body(body: bytes) -> dict[str, Any]:
     """The JSON object of a request or an answer; empty if it is none."""
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -75,13 +79,16 @@ def output_limit(body: Mapping[str, Any]) -> int | None:
 
 
 def usage_in(answer: Mapping[str, Any]) -> TokenUsage | None:
-    """The usage in an answer, or in an event of a stream; None if it has none."""
+    """The usage in an answer, or in an event of a stream; None if it has none, or one that cannot be true."""
     for part in (answer, answer.get("response"), answer.get("message")):
         usage = part.get("usage") if isinstance(part, Mapping) else None
         if isinstance(usage, Mapping):
-            cached = _whole(usage.get("cache_creation_input_tokens")) + _whole(usage.get("cache_read_input_tokens"))
-            sent = _whole(usage.get("prompt_tokens")) or _whole(usage.get("input_tokens")) + cached
-            return TokenUsage(sent, _whole(usage.get("completion_tokens")) or _whole(usage.get("output_tokens")))
+            given = {name: usage[name] for name in (*_INPUTS, *_OUTPUTS) if usage.get(name) is not None}
+            if not given or not all(map(_is_count, given.values())):
+                return None
+            prompt, sent, *cached = [int(given.get(name, 0)) for name in _INPUTS]
+            completion, output = [int(given.get(name, 0)) for name in _OUTPUTS]
+            return TokenUsage(prompt or sent + sum(cached), completion or output)
     return None
 
 
@@ -93,11 +100,14 @@ class StreamReader:
         self.characters = 0  # of text in the events so far: what a broken stream is charged by
         self._events = events
         self._rest = b""
+        self._body: list[bytes] = []  # in pieces: to join them as they come would copy a long answer again and again
+        self._has_usage = True  # False: the body is no JSON object, such as audio, and is not kept
 
     def feed(self, data: bytes) -> None:
-        self._rest += data
         if not self._events:
+            self._keep(data)
             return
+        self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             self._line(line.strip())
@@ -109,13 +119,20 @@ class StreamReader:
         if self._events:
             self._line(self._rest.strip())
         else:
-            self.usage = usage_in(read_body(self._rest))
-        self._rest = b""
+            self.usage = usage_in(read_body(b"".join(self._body)))
+        self._rest, self._body = b"", []
 
     @property
     def output_so_far(self) -> int:
         """An estimate of the output tokens that have come."""
         return -(-self.characters // CHARACTERS_PER_TOKEN)
+
+    def _keep(self, data: bytes) -> None:
+        if not self._body:
+            data = data.lstrip()
+            self._has_usage = self._has_usage and data[:1] in (b"{", b"")
+        if self._has_usage and data:
+            self._body.append(data)
 
     def _line(self, line: bytes) -> None:
         if not line.startswith(b"data:"):
@@ -137,9 +154,9 @@ def pauses_in(status: int, headers: Mapping[str, str], now: datetime) -> list[tu
     lower = {str(name).lower(): str(value).strip() for name, value in headers.items()}
     refused, found = status in (429, 503, 529), []
     if refused and re.fullmatch(_NUMBER, lower.get("retry-after-ms", "")):
-        found.append(("", float(lower["retry-after-ms"]) / 1000))
-    elif refused and re.fullmatch(_NUMBER, lower.get("retry-after", "")):
-        found.append(("", float(lower["retry-after"])))
+        found.append(("", min(float(lower["retry-after-ms"]) / 1000, LONGEST)))
+    elif refused and (seconds := retry_after(lower, now.timestamp())) is not None:
+        found.append(("", min(seconds, LONGEST)))
     for name, value in lower.items():
         if value == "0" and "ratelimit" in name and "remaining" in name:
             kind = next((kind for kind in ("input", "output", "tokens", "requests") if kind in name), "")
@@ -162,15 +179,24 @@ def _reset(text: str, now: datetime) -> float:
         return 0.0
 
 
+def _is_count(value: object) -> bool:
+    """Whether *value* is a number of tokens; some servers write 5.0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value % 1 == 0
+
+
 def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _characters(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_characters(part) for name, part in value.items() if name not in ("type", "role", "id"))
-    if isinstance(value, list | tuple):
-        return sum(map(_characters, value))
-    return 0
+    """The characters of all text in *value*, however deep it is nested."""
+    count, left = 0, [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            count += len(part)
+        elif isinstance(part, Mapping):
+            left += [each for name, each in part.items() if name not in ("type", "role", "id")]
+        elif isinstance(part, list | tuple):
+            left += part
+    return count

@@ -62,9 +62,21 @@ class MemoryStates:
     def _apply(self, key: tuple[str, str], method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._states[key], method)(*arguments)
-        except BaseException:  # a signal handler may raise anywhere; drop a state that may be half changed
-            self._states.pop(key, None)
+        except BaseException:  # a signal handler may raise anywhere
+            self.mend(key)
             raise
+
+    def mend(self, key: Any) -> None:
+        """Repair a state that may be half changed; drop it if it cannot be repaired."""
+        repair = getattr(self._states.get(key), "repair", None)
+        whole = False
+        try:
+            if repair is not None:
+                repair()
+                whole = True
+        finally:
+            if not whole:
+                self._states.pop(key, None)
 
     def _make_room(self, now: int) -> None:
         """Raise `StoreUnavailable` if there are *max_states* states that have not expired."""
@@ -144,6 +156,8 @@ _OPENING = threading.Lock()
 def open_backend(store: str | Store, clock: Clock | None) -> CoordinationBackend:
     """The backend of a URL or a store object; the same URL or object gives the same backend."""
     with _OPENING:
+        if isinstance(store, list | tuple):
+            raise TypeError(f"coordination needs {_KINDS}, got a list")
         if not isinstance(store, str):
             open_store(store, clock, {})  # raises if it is not a store, or if a clock was given, too
             shared_objects = _states_of(store).shared_objects
@@ -162,10 +176,12 @@ def open_backend(store: str | Store, clock: Clock | None) -> CoordinationBackend
         return backend
 
 
+_KINDS = "one store that has states: memory://, redis:// (also Sentinel and Cluster) or such a store object"
+
+
 def _states_of(store: Store) -> StateStore:
     if not isinstance(store, StateStore):
-        kinds = "a MemoryStore, a RedisStore or another store that has states()"
-        raise TypeError(f"coordination needs {kinds}, got {type(store).__name__}")
+        raise TypeError(f"coordination needs {_KINDS}, got {type(store).__name__}")
     return store
 
 

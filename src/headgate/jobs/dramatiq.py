@@ -21,12 +21,19 @@ import time
 from typing import Any
 
 from dramatiq.common import q_name
-from dramatiq.middleware import Middleware, SkipMessage
+from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 
 from headgate.jobs.job_slots import JobSlots
 from headgate.jobs.turns import Turns
 
 POLL = 50  # milliseconds between looks at the delayed messages of a queue; each is a command to the broker
+
+
+class NoSlot(MiddlewareError):
+    """No slot could be booked: the key function or the store has failed. The job fails as if it had raised it.
+
+    Of a middleware's errors Dramatiq heeds this kind alone; after another one it would run the job without a slot.
+    """
 
 
 class Slots(Middleware):
@@ -50,8 +57,11 @@ class Slots(Middleware):
         if slots is None:
             return
         retries = message.options.get("retries", 0)
-        with self._turns.setdefault(slots, Turns()).turn(message.message_timestamp):
-            nap, delay = slots.book(f"{message.message_id}:{retries}", message.args, message.kwargs)
+        try:
+            with self._turns.setdefault(slots, Turns()).turn(message.message_timestamp):
+                nap, delay = slots.book(f"{message.message_id}:{retries}", message.args, message.kwargs)
+        except Exception as error:
+            raise NoSlot(f"no slot for {message.actor_name}: {type(error).__name__}: {error}") from error
         time.sleep(nap)
         if delay:
             broker.enqueue(message, delay=math.ceil(delay * 1000))

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from headgate.booking import BookedSlot
+from headgate.booking import BookedSlot, check_duration
 from headgate.errors import RateLimited
 from headgate.limiter import AsyncLimiter, Limiter
+from headgate.rule import check_permits
 
 WITHIN = 86_400.0  # seconds: a queue may be long
 GRACE = 60.0  # seconds: a job that comes back may stand behind many that come for the first time
@@ -36,6 +37,8 @@ class SlotsOfJobs(Generic[AnyLimiter]):
         max_delay: seconds for which the queue may hold a job; then it asks again, and keeps its slot
     """
 
+    _limiter_type: ClassVar[type[Limiter | AsyncLimiter]]
+
     def __init__(
         self,
         limiter: AnyLimiter,
@@ -46,6 +49,12 @@ class SlotsOfJobs(Generic[AnyLimiter]):
         grace: float = GRACE,
         max_delay: float = WITHIN,
     ) -> None:
+        if not isinstance(limiter, self._limiter_type):
+            name, expected = type(self).__name__, self._limiter_type.__name__
+            raise TypeError(f"limiter of {name} must be a {expected}, got {type(limiter).__name__}")
+        check_permits(permits, limiter.rule.capacity)
+        check_duration("within", within)
+        check_duration("grace", grace)
         if not isinstance(key, str) and not callable(key):
             raise TypeError(f"key must be a text or a function of the job's arguments, got {key!r:.40}")
         if isinstance(max_delay, bool) or not isinstance(max_delay, int | float) or max_delay < 1:
@@ -70,6 +79,8 @@ class SlotsOfJobs(Generic[AnyLimiter]):
 
 class JobSlots(SlotsOfJobs[Limiter]):
     """The slots of jobs, for queues whose workers are threads or processes."""
+
+    _limiter_type = Limiter
 
     def delay(self, id: str, args: Any = (), kwargs: Any = None) -> float:
         """Seconds after which the job has to come again; 0.0: it may start now.
@@ -100,6 +111,8 @@ class JobSlots(SlotsOfJobs[Limiter]):
 
 class AsyncJobSlots(SlotsOfJobs[AsyncLimiter]):
     """The slots of jobs, for queues whose workers are tasks of an event loop."""
+
+    _limiter_type = AsyncLimiter
 
     async def delay(self, id: str, args: Any = (), kwargs: Any = None) -> float:
         """Seconds after which the job has to come again; 0.0: it may start now. *id* names one attempt of one job."""
