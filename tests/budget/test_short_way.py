@@ -22,7 +22,7 @@ from headgate.budget.subjects import check_any_timeout, process_id, read, unique
 from headgate.clock import SYSTEM_CLOCK
 from headgate.coordination.arguments import LONGEST, check_timeout
 from headgate.redis.script import pack_arguments
-from headgate.telemetry import snapshot
+from headgate.telemetry import snapshot, watching
 from headgate.testing import ManualClock
 from tests.support.servers import Server
 from tests.test_processes import in_child
@@ -59,8 +59,11 @@ def test_the_same_request(path: list[str], on_lost: Any) -> None:
     assert sent.arguments == pack_arguments(*subject.operation("settle", "id-1f", values, "", 0).arguments)
 
 
-def test_the_same_outcome(redis_server: Server, name: str, clock: ManualClock) -> None:
+def test_the_same_outcome(
+    redis_server: Server, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random calls of a budget that may go the short way, and of one that may not: replies, state and counters."""
+    monkeypatch.setattr(watching, "_names", {})  # other tests may have used up the names that are told apart
     short, law = (
         Budget(**LEVELS[0], store=redis_server.url, name=name + each, clock=clock, hold=20.0)
         for each in ("short", "law")
