@@ -59,9 +59,7 @@ def test_the_same_request(path: list[str], on_lost: Any) -> None:
     assert sent.arguments == pack_arguments(*subject.operation("settle", "id-1f", values, "", 0).arguments)
 
 
-def test_the_same_outcome(
-    redis_server: Server, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_outcome(redis_server: Server, name: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random calls of a budget that may go the short way, and of one that may not: replies, state and counters."""
     monkeypatch.setattr(watching, "_names", {})  # other tests may have used up the names that are told apart
     short, law = (
