@@ -211,7 +211,9 @@ async def test_an_id_with_other_amounts(tools: Tools, url: str, name: str) -> No
         hold = await user.reserve(["c", who], tokens=300, id="job", timeout=0)
         assert hold.reserved == {"tokens": 300} and await user.remaining(["c", who]) == {"tokens": left}
         assert [held.id for held in await user.unsettled(["c", who])] == ["job"]
+    assert len(await user.unsettled()) == 2
     assert await hold.settle(tokens=0) and await org.remaining("c") == {"tokens": 700}
+    assert len(await user.unsettled()) == 1
 
 
 async def test_a_pause(tools: Tools, name: str, clock: ManualClock) -> None:

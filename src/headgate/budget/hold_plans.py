@@ -53,6 +53,10 @@ class AnyHold:
         path = self._subject.path if self._nonce else ""
         return f"{path}\n{self.id}" if path else self.id
 
+    def _name_here(self) -> str:
+        """What tells it apart from the other open holds of this process: a caller may give one id for several keys."""
+        return f"{self._subject.runner.name}\n{self._name_in_store()}" if self._nonce else self.id
+
     @property
     def reserved(self) -> dict[str, int | Decimal]:
         """What is reserved of each amount now."""
@@ -147,7 +151,7 @@ class AnyHold:
     def _granted(self, sent: int) -> None:
         self._queued = False
         self.ends_at = sent + self._terms.hold_us
-        self._terms.opened(self.id, self)
+        self._terms.opened(self._name_here(), self)
         self._terms.totals.reserve(self._reserved)
 
     def _refused(self) -> RateLimited:
@@ -252,7 +256,7 @@ class AnyHold:
 
     def _ended(self, final: list[int]) -> None:
         self.settled = True
-        self._terms.open_holds.pop(self.id, None)
+        self._terms.open_holds.pop(self._name_here(), None)
         if self._process == process_id():
             self._terms.totals.settle(final, self._reserved)
 

@@ -100,17 +100,17 @@ class BudgetTerms:
         self.on_store_error = on_store_error
         self.open_holds: dict[str, OpenHold] = {}  # of this process, not yet settled
 
-    def opened(self, id: str, hold: OpenHold) -> None:
-        self.open_holds[id] = hold
+    def opened(self, name: str, hold: OpenHold) -> None:
+        self.open_holds[name] = hold
         if len(self.open_holds) % 1024 == 0:  # callers may have dropped some without settling them
             self.forget_expired()
 
     def forget_expired(self) -> None:
         """Forget the holds whose time is over."""
         now = self.clock.now()
-        for id, hold in list(self.open_holds.items()):
+        for name, hold in list(self.open_holds.items()):
             if hold.ends_at <= now:
-                self.open_holds.pop(id, None)
+                self.open_holds.pop(name, None)
 
 
 class BudgetSubject:
